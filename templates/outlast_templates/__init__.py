@@ -1,0 +1,1 @@
+"""Hold the project templates that `outlast init` renders."""
