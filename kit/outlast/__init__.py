@@ -1,0 +1,1 @@
+"""Durable agents: turn the agent you have into a service that survives its own death."""

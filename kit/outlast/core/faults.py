@@ -1,0 +1,58 @@
+"""Named points where a test may stop or kill the process; in production each is one comparison with None."""
+
+from collections.abc import Callable
+
+Hook = Callable[[str], None]
+
+TRANSACTIONS = (
+    "migrate",
+    "register",
+    "accept",
+    "claim",
+    "events",
+    "journal.pending",
+    "journal.started",
+    "journal.waiting",
+    "journal.done",
+    "journal.failed",
+    "head",
+    "finish",
+    "cancel",
+    "hand_back",
+    "takeover",
+    "expire",
+    "delete",
+)
+"""Kinds of write transactions; each has the points `<kind>.begin`, `<kind>.before_commit` and `<kind>.after_commit`."""
+
+POINTS = (
+    *(f"{kind}.{moment}" for kind in TRANSACTIONS for moment in ("begin", "before_commit", "after_commit")),
+    "attempt.before_handler",
+    "attempt.after_handler",
+    "tool.before_body",
+    "tool.after_body",
+    "checkpoint.before_put",
+    "checkpoint.after_put",
+    "drain.begin",
+    "drain.before_hand_back",
+)
+"""Every point, in no particular order."""
+
+_hook: Hook | None = None
+
+
+def active() -> bool:
+    """Say whether a hook is installed."""
+    return _hook is not None
+
+
+def reach(point: str) -> None:
+    """Tell an installed hook that `point` is reached; do nothing without one."""
+    if _hook is not None:
+        _hook(point)
+
+
+def install(hook: Hook | None) -> None:
+    """Set the hook of this process, or remove it with None. Only `outlast.testing` calls this."""
+    global _hook
+    _hook = hook

@@ -1,0 +1,33 @@
+"""The two names a client chooses: the invocation id (a UUID) and the session id (any short text)."""
+
+import re
+import unicodedata
+
+from outlast.core.errors import InvalidRequest
+
+MAX_SESSION_ID = 512
+"""Characters."""
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def invocation_id(text: object) -> str:
+    """Return the canonical lower-case form of a dashed UUID, or raise InvalidRequest (`invalid_id`)."""
+    if not isinstance(text, str) or not _UUID.fullmatch(text):
+        raise InvalidRequest(
+            "`id` must be a UUID such as 0f8fad5b-d9cb-469f-a165-70867728950e", code="invalid_id", field="id"
+        )
+    return text.lower()
+
+
+def session_id(text: object) -> str:
+    """Return `text` unchanged when it can name a session, else raise InvalidRequest (`invalid_session_id`)."""
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_SESSION_ID:
+        raise _bad_session(f"`session_id` must be a string of 1 to {MAX_SESSION_ID} characters")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise _bad_session("`session_id` must not hold control characters or lone surrogates")
+    return text
+
+
+def _bad_session(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_session_id", field="session_id")

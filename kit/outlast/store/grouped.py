@@ -1,0 +1,425 @@
+"""The hot transactions: accept, write (events and journal) and finish, many of each in one transaction.
+
+The order inside a transaction is fixed, and is the same in every worker, so that workers cannot deadlock: the own worker
+row, then sessions by number, then invocations. Locks are statements of their own: on PostgreSQL a statement does not
+see what was committed while it waited for a lock, so whatever depends on a lock must be a later statement.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlast.core import faults, jsontext
+from outlast.core.errors import Conflict, Gone, LeaseLost, OutlastError
+from outlast.core.records import Invocation, OnActive, Outcome, Request
+from outlast.store.invocations import INVOCATION_COLUMNS, RELEASE, invocation
+from outlast.store.statements import Connection, Pending, Row, Statement, rows, values
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`created` is False when the same request was accepted before."""
+
+    invocation: Invocation
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`released` are the numbers of invocations that may start now."""
+
+    finished_at: int
+    released: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A statement that belongs to a write and names its lease by `:number`, `:epoch` and `:me`."""
+
+    point: str
+    statement: Statement
+    parameters: Mapping[str, Any]
+    answer: Statement | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Accept:
+    """Store a request; with `lease`, start it at once on this worker when its session is free."""
+
+    request: Request
+    lease: bool
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Store events and parts under a lease. The answer is one list of rows for each part."""
+
+    number: int
+    epoch: int
+    events: Sequence[tuple[int, int, str]] = ()
+    parts: Sequence[Part] = ()
+    progress: bool = False
+    on_commit: Callable[[], None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Finish:
+    """Make an invocation final and release the next one of its session."""
+
+    number: int
+    epoch: int
+    session_number: int | None
+    outcome: Outcome
+    last_position: int
+
+
+Operation = Accept | Write | Finish
+Answer = Accepted | Finished | list[list[Row]] | OutlastError | None
+"""None: this batch could not answer the operation; it must be repeated alone."""
+
+_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
+
+_ACCEPT_COLUMNS = {
+    "i": "int", "p": "text", "id": "text", "s": "text", "g": "text", "k": "text", "f": "text", "t": "text",
+    "c": "text", "m": "text", "tm": "bigint", "r": "boolean", "l": "boolean",
+}  # fmt: skip
+_NOT_KNOWN = """
+    NOT EXISTS (SELECT 1 FROM {p}invocations v WHERE v.principal = i.p AND v.id = i.id)
+    AND NOT EXISTS (SELECT 1 FROM {p}tombstones t WHERE t.principal = i.p AND t.id = i.id)
+"""
+_NEW_SESSIONS = Statement(
+    """
+    INSERT INTO {p}sessions (principal, id, agent, created_at, last_activity)
+    SELECT n.p, n.s, n.g, {now}, {now} FROM (
+        SELECT i.p, i.s, i.g, row_number() OVER (PARTITION BY i.p, i.s ORDER BY i.i) AS rank
+        FROM {rows} i
+        WHERE i.s IS NOT NULL AND """
+    + _NOT_KNOWN
+    + """
+        AND NOT EXISTS (SELECT 1 FROM {p}sessions s WHERE s.principal = i.p AND s.id = i.s)
+    ) n WHERE n.rank = 1 ORDER BY n.p, n.s
+    ON CONFLICT (principal, id) DO NOTHING
+    """,
+    _ACCEPT_COLUMNS,
+)
+_LOCK_ACCEPTING = Statement(
+    """
+    SELECT s.number FROM {p}sessions s WHERE s.number IN (
+        SELECT o.number FROM {rows} i JOIN {p}sessions o ON o.principal = i.p AND o.id = i.s
+        UNION SELECT f.value FROM {values} f
+    ) ORDER BY s.number {update}
+    """,
+    _ACCEPT_COLUMNS,
+)
+_LOCK_FINISHING = Statement(
+    "SELECT number FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f) ORDER BY number {update}"
+)
+_OPEN = (
+    "EXISTS (SELECT 1 FROM {p}invocations o WHERE o.session_number = s.number AND o.status IN ('queued', 'running'))"
+)
+_INSERT = Statement(
+    """
+    INSERT INTO {p}invocations (principal, id, session_number, agent, kind, fingerprint, input, config, metadata,
+        timeout_ms, status, ready, holder, epoch, attempt, created_at, started_at)
+    SELECT c.p, c.id, c.session, c.g, c.k, c.f, c.t, c.c, c.m, c.tm,
+        CASE WHEN c.head AND c.leased THEN 'running' ELSE 'queued' END,
+        c.head,
+        CASE WHEN c.head AND c.leased THEN CAST(:me AS text) END,
+        CASE WHEN c.head AND c.leased THEN 1 ELSE 0 END,
+        CASE WHEN c.head AND c.leased THEN 1 ELSE 0 END,
+        {now},
+        CASE WHEN c.head AND c.leased THEN {now} END
+    FROM (
+        SELECT i.*, s.number AS session,
+            s.number IS NULL OR (row_number() OVER (PARTITION BY s.number ORDER BY i.i) = 1 AND NOT """
+    + _OPEN
+    + """) AS head,
+            i.l AND EXISTS (SELECT 1 FROM {p}workers w WHERE w.id = CAST(:me AS text)) AS leased
+        FROM {rows} i LEFT JOIN {p}sessions s ON s.principal = i.p AND s.id = i.s
+        WHERE """
+    + _NOT_KNOWN
+    + """
+        AND (i.s IS NULL OR s.agent = i.g)
+        AND NOT (i.r AND s.number IS NOT NULL AND """
+    + _OPEN
+    + """)
+    ) c ORDER BY c.i
+    RETURNING number
+    """,
+    _ACCEPT_COLUMNS,
+)
+_ACCEPTED = Statement(
+    """
+    SELECT i.i, s.agent, (SELECT 1 FROM {p}tombstones t WHERE t.principal = i.p AND t.id = i.id), """
+    + INVOCATION_COLUMNS
+    + """
+    FROM {rows} i
+    LEFT JOIN {p}sessions s ON s.principal = i.p AND s.id = i.s
+    LEFT JOIN {p}invocations v ON v.principal = i.p AND v.id = i.id
+    LEFT JOIN {p}sessions vs ON vs.number = v.session_number
+    """,
+    _ACCEPT_COLUMNS,
+)
+
+# COALESCE keeps SQLite's planner from walking all that this worker holds instead of the few rows that are named.
+_EVENT_COLUMNS = {"n": "bigint", "e": "int", "p": "bigint", "a": "int", "t": "text"}
+_LEASE_COLUMNS = {"n": "bigint", "e": "int"}
+_HELD = Statement(
+    """
+    SELECT v.number, v.epoch FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+    WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
+    """,
+    _LEASE_COLUMNS,
+)
+_EVENTS = Statement(
+    """
+    INSERT INTO {p}events (invocation_number, position, attempt, at, event)
+    SELECT i.n, i.p, i.a, {now}, i.t
+    FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+    WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
+    ON CONFLICT (invocation_number, position) DO NOTHING
+    """,
+    _EVENT_COLUMNS,
+)
+_PROGRESS = Statement(
+    """
+    UPDATE {p}invocations SET progress = true, suspect = false
+    WHERE number IN (SELECT f.value FROM {values} f) AND holder = :me AND status = 'running'
+        AND (NOT progress OR suspect)
+    """
+)
+
+_FINISH_COLUMNS = {
+    "n": "bigint", "e": "int", "st": "text", "o": "text", "er": "text", "it": "text", "u": "text", "lp": "bigint",
+}  # fmt: skip
+_FINISH = Statement(
+    """
+    UPDATE {p}invocations SET status = i.st, output = i.o, error = i.er, interrupt = i.it, usage = i.u,
+        last_position = i.lp, finished_at = {now}, ready = false, suspect = false
+    FROM {rows} i
+    WHERE {p}invocations.number = i.n AND {p}invocations.epoch = i.e
+        AND COALESCE({p}invocations.holder, '') = :me AND {p}invocations.status = 'running'
+    """,
+    _FINISH_COLUMNS,
+)
+_FINISHED = Statement(
+    """
+    SELECT v.number, v.finished_at FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+    WHERE v.holder = :me AND v.status = i.st
+    """,
+    _FINISH_COLUMNS,
+)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The operations of one transaction, by kind, and the answers to wait for."""
+
+    me: str | None
+    accepts: list[Accept] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    created: Pending | None = None
+    accepted: Pending | None = None
+    held: Pending | None = None
+    parts: list[Pending] = field(default_factory=list)
+    finished: Pending | None = None
+    released: Pending | None = None
+
+    def points(self) -> list[str]:
+        found = dict.fromkeys(["accept"] if self.accepts else [])
+        for write in self.writes:
+            if write.events:
+                found["events"] = None
+            found.update(dict.fromkeys(part.point for part in write.parts))
+        if self.finishes:
+            found["finish"] = None
+        return list(found)
+
+
+def perform(connection: Connection, me: str | None, operations: Sequence[Operation]) -> list[Answer]:
+    """Run the operations in one transaction and return an answer for each, in order. Errors of the driver go out."""
+    batch = _Batch(me)
+    for operation in operations:
+        _add(batch, operation)
+    points = batch.points()
+    _reach(points, "begin")
+    connection.begin()
+    _send(connection, batch)
+    if points:
+        connection_reach(connection, points)
+    connection.commit()
+    _reach(points, "after_commit")
+    return _answers(batch, operations)
+
+
+def separable(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
+    """Split off what must wait for the next transaction: a repeated id, or `reject` behind its own session."""
+    now: list[Operation] = []
+    later: list[Operation] = []
+    ids: set[tuple[str, str]] = set()
+    sessions: set[tuple[str, str | None]] = set()
+    for operation in operations:
+        if isinstance(operation, Accept):
+            request = operation.request
+            id_key, session_key = (request.principal, request.id), (request.principal, request.session_id)
+            rejecting = request.on_active is OnActive.REJECT and request.session_id is not None
+            if id_key in ids or (rejecting and session_key in sessions):
+                later.append(operation)
+                continue
+            ids.add(id_key)
+            sessions.add(session_key)
+        now.append(operation)
+    return now, later
+
+
+def connection_reach(connection: Connection, points: Sequence[str]) -> None:
+    """Stop before the commit, where a test asks for it, with every statement executed and every lock held."""
+    if faults.active():
+        connection.sync()
+        _reach(points, "before_commit")
+
+
+def _reach(points: Sequence[str], moment: str) -> None:
+    for point in points:
+        faults.reach(f"{point}.{moment}")
+
+
+def _add(batch: _Batch, operation: Operation) -> None:
+    match operation:
+        case Accept():
+            batch.accepts.append(operation)
+        case Write():
+            batch.writes.append(operation)
+        case Finish():
+            batch.finishes.append(operation)
+
+
+def _send(connection: Connection, batch: _Batch) -> None:
+    if connection.dialect == "postgresql" and batch.me is not None:
+        connection.send(_FENCE, me=batch.me)
+    finishing = values(sorted({f.session_number for f in batch.finishes if f.session_number is not None}))
+    if batch.accepts:
+        _send_accepts(connection, batch, finishing)
+    elif batch.finishes and connection.dialect == "postgresql":
+        connection.send(_LOCK_FINISHING, values=finishing)
+    if batch.writes:
+        _send_writes(connection, batch)
+    if batch.finishes:
+        _send_finishes(connection, batch, finishing)
+
+
+def _send_accepts(connection: Connection, batch: _Batch, finishing: str) -> None:
+    input = rows([_accept_row(index, accept) for index, accept in enumerate(batch.accepts)])
+    if any(accept.request.session_id is not None for accept in batch.accepts):
+        connection.send(_NEW_SESSIONS, rows=input)
+        if connection.dialect == "postgresql":
+            connection.send(_LOCK_ACCEPTING, rows=input, values=finishing)
+    elif batch.finishes and connection.dialect == "postgresql":
+        connection.send(_LOCK_FINISHING, values=finishing)
+    batch.created = connection.send(_INSERT, rows=input, me=batch.me)
+    batch.accepted = connection.send(_ACCEPTED, rows=input)
+
+
+def _accept_row(index: int, accept: Accept) -> dict[str, Any]:
+    request = accept.request
+    return {
+        "i": index, "p": request.principal, "id": request.id, "s": request.session_id, "g": request.agent,
+        "k": request.kind, "f": request.fingerprint, "t": request.input, "c": request.config,
+        "m": jsontext.encode(dict(request.metadata)),
+        "tm": None if request.timeout_seconds is None else round(request.timeout_seconds * 1000),
+        "r": request.on_active is OnActive.REJECT, "l": accept.lease,
+    }  # fmt: skip
+
+
+def _send_writes(connection: Connection, batch: _Batch) -> None:
+    leases = rows([{"n": n, "e": e} for n, e in {(write.number, write.epoch) for write in batch.writes}])
+    batch.held = connection.send(_HELD, rows=leases, me=batch.me)
+    events = [
+        {"n": write.number, "e": write.epoch, "p": position, "a": attempt, "t": text}
+        for write in batch.writes
+        for position, attempt, text in write.events
+    ]
+    if events:
+        connection.send(_EVENTS, rows=rows(events), me=batch.me)
+    for write in batch.writes:
+        for part in write.parts:
+            lease = {"number": write.number, "epoch": write.epoch, "me": batch.me}
+            sent = connection.send(part.statement, **part.parameters, **lease)
+            answer = part.answer and connection.send(part.answer, **part.parameters)
+            batch.parts.append(answer or sent)
+    if progress := sorted({write.number for write in batch.writes if write.progress}):
+        connection.send(_PROGRESS, values=values(progress), me=batch.me)
+
+
+def _send_finishes(connection: Connection, batch: _Batch, finishing: str) -> None:
+    input = rows(
+        [
+            {
+                "n": finish.number, "e": finish.epoch, "st": finish.outcome.status, "o": finish.outcome.output,
+                "er": finish.outcome.error, "it": finish.outcome.interrupt, "u": finish.outcome.usage,
+                "lp": finish.last_position,
+            }
+            for finish in batch.finishes
+        ]
+    )  # fmt: skip
+    connection.send(_FINISH, rows=input, me=batch.me)
+    batch.finished = connection.send(_FINISHED, rows=input, me=batch.me)
+    if finishing != "[]":
+        batch.released = connection.send(RELEASE, values=finishing)
+
+
+def _answers(batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
+    accepted = _accept_answers(batch)
+    held = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
+    parts = iter(batch.parts)
+    finished: dict[int, int] = dict(batch.finished.rows()) if batch.finished else {}  # type: ignore[arg-type]
+    released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
+    answers: list[Answer] = []
+    for operation in operations:
+        match operation:
+            case Accept():
+                answers.append(next(accepted))
+            case Write():
+                found = [next(parts).rows() for _ in operation.parts]
+                answers.append(found if (operation.number, operation.epoch) in held else _lost(operation.number))
+            case Finish():
+                at = finished.get(operation.number)
+                answers.append(_lost(operation.number) if at is None else Finished(at, released))
+    return answers
+
+
+def _lost(number: int) -> LeaseLost:
+    return LeaseLost(f"invocation {number} is no longer held by this attempt; nothing of this write was stored")
+
+
+def _accept_answers(batch: _Batch) -> Any:
+    if batch.accepted is None or batch.created is None:
+        return iter(())
+    created = {number for (number,) in batch.created.rows()}
+    by_index = {row[0]: row[1:] for row in batch.accepted.rows()}
+    return iter([_accept_answer(by_index[index], accept, created) for index, accept in enumerate(batch.accepts)])
+
+
+def _accept_answer(row: Row, accept: Accept, created: set[int]) -> Answer:
+    session_agent, tombstone, *fields = row
+    request = accept.request
+    if fields[0] is not None:
+        found = invocation(tuple(fields))
+        if found.fingerprint == request.fingerprint:
+            return Accepted(found, found.number in created)
+        return Conflict(
+            f"invocation {request.id} exists with another input, session_id, agent, config or kind; "
+            "use a new id for a new request",
+            code="idempotency_conflict",
+        )
+    if tombstone is not None:
+        return Gone(f"invocation {request.id} was deleted; use a new id for a new request")
+    if session_agent is not None and session_agent != request.agent:
+        return Conflict(
+            f"this session belongs to the agent {session_agent!r}, not to {request.agent!r}",
+            code="session_of_other_agent",
+        )
+    if session_agent is not None and request.on_active is OnActive.REJECT:
+        return Conflict("this session has an invocation that is not final yet", code="session_active")
+    return None

@@ -1,0 +1,308 @@
+"""The life of an invocation after it was accepted: claim, hand back, cancel, time out, expire, delete, retention.
+
+Each function runs inside a write transaction that its caller opened. Whoever changes a row that another worker holds
+locks that worker's row first: a batch of the holder has it shared, so the two cannot overlap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from outlast.core.errors import Conflict, NotFound
+from outlast.core.records import Invocation, Kind, Outcome, Status
+from outlast.store.statements import Connection, Row, Statement, query, rows, values
+
+CancelReason = Literal["cancelled", "timeout"]
+
+COLUMNS = (
+    "number", "principal", "id", "session_number", "agent", "kind", "status", "fingerprint", "input", "config",
+    "metadata", "attempt", "crashes", "epoch", "holder", "cancel", "suspect", "timeout_ms", "last_position", "output",
+    "error", "interrupt", "usage", "created_at", "started_at", "finished_at",
+)  # fmt: skip
+INVOCATION_COLUMNS = ", ".join(f"v.{name}" for name in COLUMNS) + ", vs.id"
+"""The columns `invocation` reads; `v` is the invocation, `vs` its session."""
+
+_SELECT = (
+    "SELECT " + INVOCATION_COLUMNS + " FROM {p}invocations v LEFT JOIN {p}sessions vs ON vs.number = v.session_number "
+)
+
+
+def invocation(row: Row) -> Invocation:
+    """Make the record of a row of INVOCATION_COLUMNS."""
+    fields = dict(zip(COLUMNS, row, strict=False))
+    fields["kind"], fields["status"] = Kind(fields["kind"]), Status(fields["status"])
+    fields["suspect"] = bool(fields["suspect"])
+    return Invocation(session_id=row[-1], **fields)
+
+
+RELEASE = Statement(
+    """
+    UPDATE {p}invocations SET ready = true
+    WHERE status = 'queued' AND NOT ready AND number IN (
+        SELECT (SELECT min(o.number) FROM {p}invocations o
+                WHERE o.session_number = f.value AND o.status IN ('queued', 'running'))
+        FROM {values} f)
+    RETURNING number
+    """
+)
+"""Let the first unfinished invocation of each session start."""
+
+_MY_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
+_ONE_AT_A_TIME = Statement("SELECT pg_advisory_xact_lock(hashtext(CAST(:name AS text)))")
+_CLAIM = Statement(
+    """
+    UPDATE {p}invocations SET status = 'running', holder = CAST(:me AS text), epoch = epoch + 1,
+        attempt = attempt + 1, progress = false, started_at = COALESCE(started_at, {now})
+    WHERE EXISTS (SELECT 1 FROM {p}workers w WHERE w.id = CAST(:me AS text)) AND number IN (
+        SELECT q.number FROM {p}invocations q
+        WHERE q.status = 'queued' AND q.ready AND q.suspect = (:suspect = 1)
+            AND q.agent IN (SELECT i.agent FROM {rows} i)
+            AND (:per_principal = 0 OR :per_principal > (
+                SELECT count(*) FROM {p}invocations r
+                WHERE r.status = 'running' AND r.principal = q.principal))
+        ORDER BY q.number LIMIT :room {skip})
+    """,
+    {"agent": "text"},
+)
+_HELD_UNKNOWN = Statement(
+    _SELECT + "WHERE v.holder = :me AND v.status = 'running' AND v.number NOT IN (SELECT f.value FROM {values} f) "
+    "ORDER BY v.number"
+)
+
+
+def claim(
+    connection: Connection,
+    *,
+    me: str,
+    agents: Sequence[str],
+    room: int,
+    suspect_room: int,
+    per_principal: int,
+    known: Sequence[int],
+) -> list[Invocation]:
+    """Lease up to `room` ready runs, of which at most `suspect_room` lost their last worker by a crash.
+
+    Returns every run leased to `me` that is not in `known`: what this call claimed, and what an earlier call
+    claimed whose answer was lost.
+    """
+    if connection.dialect == "postgresql":
+        connection.send(_MY_FENCE, me=me)
+    if per_principal and connection.dialect == "postgresql":
+        connection.send(_ONE_AT_A_TIME, name="outlast.claim")
+    input = rows([{"agent": agent} for agent in agents])
+
+    def lease(*, suspect: bool, room: int) -> None:
+        connection.send(_CLAIM, me=me, rows=input, suspect=int(suspect), room=room, per_principal=per_principal)
+
+    if suspect_room:
+        lease(suspect=True, room=min(room, suspect_room))
+    for _ in range(room if per_principal else 1):
+        lease(suspect=False, room=1 if per_principal else room)
+    return [invocation(row) for row in query(connection, _HELD_UNKNOWN, me=me, values=values(known))]
+
+
+_HAND_BACK = Statement(
+    """
+    UPDATE {p}invocations SET status = 'queued', ready = true, holder = NULL,
+        attempt = attempt - CASE WHEN :entered = 1 THEN 0 ELSE 1 END
+    WHERE number = :number AND epoch = :epoch AND holder = :me AND status = 'running'
+    RETURNING number
+    """
+)
+
+
+def hand_back(connection: Connection, *, me: str, number: int, epoch: int, entered: bool) -> None:
+    """Give a run back to the queue. It is not charged; without `entered` the attempt does not count either."""
+    connection.send(_HAND_BACK, me=me, number=number, epoch=epoch, entered=int(entered))
+
+
+_LOCK_HOLDER = Statement("SELECT id FROM {p}workers WHERE id = :holder {update}")
+_LOCK_SESSION = Statement("SELECT number FROM {p}sessions WHERE number = :session {update}")
+_FIND = Statement(_SELECT + "WHERE v.principal = :principal AND v.id = :id")
+_BY_NUMBER = Statement(_SELECT + "WHERE v.number = :number")
+_LOCK_INVOCATION = Statement("SELECT number FROM {p}invocations WHERE number = :number {update}")
+_ASK_CANCEL = Statement(
+    "UPDATE {p}invocations SET cancel = :reason WHERE number = :number AND status = 'running' AND cancel IS NULL"
+)
+_END = Statement(
+    """
+    UPDATE {p}invocations SET status = :status, error = :error, cancel = COALESCE(cancel, :cancel),
+        finished_at = {now}, ready = false, suspect = false, epoch = epoch + 1,
+        last_position = COALESCE((SELECT max(e.position) FROM {p}events e WHERE e.invocation_number = :number), 0)
+    WHERE number = :number AND epoch = :epoch AND status IN ('queued', 'running')
+    """
+)
+
+
+def find(connection: Connection, principal: str, id: str) -> Invocation:
+    """Return the invocation, or raise NotFound."""
+    found = query(connection, _FIND, principal=principal, id=id)
+    if not found:
+        raise NotFound(f"there is no invocation {id}")
+    return invocation(found[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel left behind: the record now, and what may start because of it."""
+
+    invocation: Invocation
+    released: tuple[int, ...] = ()
+
+
+def cancel(connection: Connection, *, principal: str, id: str, outcome: Outcome) -> Cancelled:
+    """End a queued run with `outcome` at once; ask the holder of a running one to stop; leave a final one alone."""
+    found = find(connection, principal, id)
+    if found.session_number is not None:
+        query(connection, _LOCK_SESSION, session=found.session_number)
+    query(connection, _LOCK_INVOCATION, number=found.number)
+    found = find(connection, principal, id)
+    if found.status is Status.RUNNING:
+        connection.send(_ASK_CANCEL, number=found.number, reason="cancelled")
+        return Cancelled(_again(connection, found))
+    if found.status is Status.QUEUED:
+        return _end(connection, found, outcome, "cancelled")
+    return Cancelled(found)
+
+
+def expire(connection: Connection, *, number: int, epoch: int, outcome: Outcome) -> Cancelled | None:
+    """Take a run that was asked to stop, and did not, away from its holder and end it with `outcome`."""
+    found = query(connection, _BY_NUMBER, number=number)
+    if not found:
+        return None
+    record = invocation(found[0])
+    if record.holder is not None:
+        query(connection, _LOCK_HOLDER, holder=record.holder)
+    if record.session_number is not None:
+        query(connection, _LOCK_SESSION, session=record.session_number)
+    record = _again(connection, record)
+    if record.epoch != epoch or record.status is not Status.RUNNING:
+        return None
+    return _end(connection, record, outcome, None)
+
+
+def _end(connection: Connection, found: Invocation, outcome: Outcome, reason: CancelReason | None) -> Cancelled:
+    connection.send(
+        _END, number=found.number, epoch=found.epoch, status=outcome.status, error=outcome.error, cancel=reason
+    )
+    released: tuple[int, ...] = ()
+    if found.session_number is not None:
+        answer = query(connection, RELEASE, values=values([found.session_number]))
+        released = tuple(number for (number,) in answer)
+    return Cancelled(_again(connection, found), released)
+
+
+def _again(connection: Connection, found: Invocation) -> Invocation:
+    return invocation(query(connection, _BY_NUMBER, number=found.number)[0])
+
+
+_TIME_OUT = Statement(
+    """
+    UPDATE {p}invocations SET cancel = 'timeout'
+    WHERE status = 'running' AND cancel IS NULL AND timeout_ms > 0 AND started_at + timeout_ms < {now}
+    RETURNING number
+    """
+)
+_STOPPING = Statement(
+    "SELECT number, epoch, holder, cancel FROM {p}invocations WHERE status = 'running' AND cancel IS NOT NULL"
+)
+_FORGOTTEN = Statement(
+    """
+    UPDATE {p}invocations SET ready = true
+    WHERE status = 'queued' AND NOT ready AND NOT EXISTS (
+        SELECT 1 FROM {p}invocations o WHERE o.session_number = {p}invocations.session_number
+            AND o.status IN ('queued', 'running') AND o.number < {p}invocations.number)
+    RETURNING number
+    """
+)
+_ORPHANS = Statement(
+    """
+    UPDATE {p}invocations SET status = 'queued', ready = true, holder = NULL
+    WHERE status = 'running' AND holder NOT IN (SELECT w.id FROM {p}workers w)
+    RETURNING number
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A running invocation that was asked to stop."""
+
+    number: int
+    epoch: int
+    holder: str
+    reason: str
+
+
+def stopping(connection: Connection) -> list[Stopping]:
+    """Ask overdue runs to stop, and return every running run that was asked to."""
+    connection.send(_TIME_OUT)
+    return [Stopping(*row) for row in query(connection, _STOPPING)]
+
+
+def sweep(connection: Connection) -> int:
+    """Mend what no known interleaving leaves behind: a session head that is not ready, a run of no worker."""
+    forgotten = query(connection, _FORGOTTEN)
+    orphans = query(connection, _ORPHANS)
+    return len(forgotten) + len(orphans)
+
+
+_BURY = Statement(
+    """
+    INSERT INTO {p}tombstones (principal, id, expires_at)
+    SELECT v.principal, v.id, {now} + :keep_ms FROM {p}invocations v
+    WHERE v.number IN (SELECT f.value FROM {values} f)
+    ON CONFLICT (principal, id) DO NOTHING
+    """
+)
+_DELETE_EVENTS = Statement("DELETE FROM {p}events WHERE invocation_number IN (SELECT f.value FROM {values} f)")
+_DELETE_JOURNAL = Statement(
+    """
+    DELETE FROM {p}journal WHERE invocation_number IN (SELECT f.value FROM {values} f) AND NOT EXISTS (
+        SELECT 1 FROM {p}journal o WHERE o.scope = {p}journal.scope AND substr(o.scope, 1, 1) = 's'
+            AND o.state IN ('pending', 'started', 'waiting'))
+    """
+)
+_DELETE = Statement("DELETE FROM {p}invocations WHERE number IN (SELECT f.value FROM {values} f)")
+_OLD = Statement(
+    """
+    SELECT v.number FROM {p}invocations v
+    WHERE v.finished_at < {now} - :age_ms AND v.status = :status ORDER BY v.finished_at LIMIT :limit {skip}
+    """
+)
+_OLD_TOMBSTONES = Statement("DELETE FROM {p}tombstones WHERE expires_at < {now}")
+
+
+def delete(connection: Connection, *, principal: str, id: str, keep_ms: int) -> None:
+    """Remove a final invocation with its log and leave a tombstone for `keep_ms`.
+
+    Raises NotFound, and Conflict (`not_final`) while it is queued or running.
+    """
+    found = find(connection, principal, id)
+    if not found.status.final:
+        raise Conflict(f"invocation {id} is {found.status}; cancel it first", code="not_final")
+    _remove(connection, [found.number], keep_ms)
+
+
+def remove_old(connection: Connection, *, status: Status, age_ms: int, keep_ms: int, limit: int) -> int:
+    """Remove up to `limit` invocations that became `status` more than `age_ms` ago; return how many."""
+    old = [number for (number,) in query(connection, _OLD, status=status, age_ms=age_ms, limit=limit)]
+    if old:
+        _remove(connection, old, keep_ms)
+    connection.send(_OLD_TOMBSTONES)
+    return len(old)
+
+
+def _remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None:
+    listed = values(numbers)
+    connection.send(_BURY, values=listed, keep_ms=keep_ms)
+    connection.send(_DELETE_EVENTS, values=listed)
+    connection.send(_DELETE_JOURNAL, values=listed)
+    connection.send(_DELETE, values=listed)
+
+
+def cancelled_outcome(reason: str) -> Outcome:
+    """How a run ends that was asked to stop: `failed` with the code `cancelled` or `timeout`."""
+    if reason == "timeout":
+        return Outcome.failed("timeout", "the run took longer than its time limit")
+    return Outcome.failed("cancelled", "the run was cancelled")

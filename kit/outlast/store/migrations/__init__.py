@@ -1,0 +1,1 @@
+"""Numbered, append-only changes of the schema, run by alembic."""

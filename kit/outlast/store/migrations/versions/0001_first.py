@@ -1,0 +1,159 @@
+"""The first schema."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "events",
+        sa.Column("invocation_number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("event", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("invocation_number", "position"),
+    )
+    op.create_table(
+        "heads",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("namespace", sa.Text(), nullable=False),
+        sa.Column("checkpoint", sa.Text(), nullable=False),
+        sa.Column("invocation_number", sa.BigInteger(), nullable=False),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "namespace"),
+    )
+    op.create_table(
+        "journal",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("invocation_number", sa.BigInteger(), nullable=False),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.Column("token", sa.Text(), nullable=False),
+        sa.Column("call_id", sa.Text(), nullable=True),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("arguments", sa.Text(), nullable=True),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=True),
+        sa.Column("started_position", sa.BigInteger(), nullable=True),
+        sa.Column("finished_position", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "key"),
+    )
+    op.create_index("journal_of_invocation", "journal", ["invocation_number"], unique=False)
+    op.create_table(
+        "sessions",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("agent", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_activity", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("number"),
+        sa.UniqueConstraint("principal", "id", name="sessions_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "tombstones",
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("principal", "id"),
+    )
+    op.create_index("tombstones_expiry", "tombstones", ["expires_at"], unique=False)
+    op.create_table(
+        "workers",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("lock_file", sa.Text(), nullable=True),
+        sa.Column("started_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "beats",
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("counter", sa.BigInteger(), nullable=False),
+        sa.Column("stalled", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["worker_id"], ["workers.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("worker_id"),
+    )
+    op.create_table(
+        "invocations",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("session_number", sa.BigInteger(), nullable=True),
+        sa.Column("agent", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.Text(), nullable=False),
+        sa.Column("input", sa.Text(), nullable=False),
+        sa.Column("config", sa.Text(), nullable=False),
+        sa.Column("metadata", sa.Text(), nullable=False),
+        sa.Column("timeout_ms", sa.BigInteger(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("ready", sa.Boolean(), nullable=False),
+        sa.Column("holder", sa.Text(), nullable=True),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("crashes", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("progress", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("suspect", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("cancel", sa.Text(), nullable=True),
+        sa.Column("last_position", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
+        sa.Column("output", sa.Text(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("interrupt", sa.Text(), nullable=True),
+        sa.Column("usage", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["session_number"],
+            ["sessions.number"],
+        ),
+        sa.PrimaryKeyConstraint("number"),
+        sa.UniqueConstraint("principal", "id", name="invocations_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "invocations_claim",
+        "invocations",
+        ["number"],
+        unique=False,
+        sqlite_where=sa.text("status = 'queued' AND ready"),
+        postgresql_where=sa.text("status = 'queued' AND ready"),
+    )
+    op.create_index(
+        "invocations_finished",
+        "invocations",
+        ["finished_at"],
+        unique=False,
+        sqlite_where=sa.text("finished_at IS NOT NULL"),
+        postgresql_where=sa.text("finished_at IS NOT NULL"),
+    )
+    op.create_index(
+        "invocations_held",
+        "invocations",
+        ["holder"],
+        unique=False,
+        sqlite_where=sa.text("status = 'running'"),
+        postgresql_where=sa.text("status = 'running'"),
+    )
+    op.create_index("invocations_listed", "invocations", ["principal", "number"], unique=False)
+    op.create_index("invocations_of_session", "invocations", ["session_number", "number"], unique=False)
+    op.create_index(
+        "invocations_open",
+        "invocations",
+        ["session_number", "number"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('queued', 'running')"),
+        postgresql_where=sa.text("status IN ('queued', 'running')"),
+    )

@@ -1,0 +1,122 @@
+"""SQLite: WAL, synchronous FULL, `BEGIN IMMEDIATE` as the fence, and an own wait for the write lock.
+
+SQLite's busy timeout backs off up to 100 ms and is unfair between processes (measured: p99 of 0.9 s with two
+writers), so the write lock is tried every half millisecond instead.
+"""
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Statement, translated
+
+LOCK_RETRY_SECONDS = 0.0005
+LOCK_TIMEOUT_SECONDS = 30.0
+READ_BUSY_TIMEOUT_SECONDS = 10.0
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_LOST = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
+def prepare(connection: sqlite3.Connection, *, durable: bool) -> None:
+    """Set what every connection needs; also used for the connections of SQLAlchemy's pool."""
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+    connection.execute(f"PRAGMA busy_timeout = {int(READ_BUSY_TIMEOUT_SECONDS * 1000)}")
+
+
+def _meaning(error: Exception) -> type[DatabaseError]:
+    code = getattr(error, "sqlite_errorcode", None)
+    if not isinstance(code, int):
+        return Lost if isinstance(error, sqlite3.ProgrammingError) else Refused
+    if code & 0xFF in _BUSY:
+        return Again
+    return Lost if code & 0xFF in _LOST else Refused
+
+
+_translated = translated(sqlite3.Error, _meaning)
+
+
+class Done:
+    """The rows of a statement that was executed at once."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+
+class SQLiteConnection:
+    dialect: DialectName = "sqlite"
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self._path, self._durable = path, durable
+        self._connection = self._open()
+
+    @_translated
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, isolation_level=None, check_same_thread=False, timeout=READ_BUSY_TIMEOUT_SECONDS
+        )
+        _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        prepare(connection, durable=self._durable)
+        connection.execute("PRAGMA busy_timeout = 0")
+        return connection
+
+    @_translated
+    def begin(self) -> None:
+        _patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"))
+
+    @_translated
+    def send(self, statement: Statement, **parameters: Any) -> Done:
+        text = statement.render("sqlite", None)
+        return Done(self._connection.execute(text, parameters).fetchall())
+
+    def sync(self) -> None:
+        pass
+
+    @_translated
+    def commit(self) -> None:
+        _patiently(lambda: self._connection.execute("COMMIT"))
+
+    def rollback(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def reconnect(self) -> None:
+        self.close()
+        self._connection = self._open()
+
+    def notify(self, payload: str) -> None:
+        pass
+
+    def listen(self) -> None:
+        pass
+
+    def notifications(self, timeout: float) -> list[str]:
+        return []
+
+
+def _patiently(step: Callable[[], object]) -> None:
+    """Repeat `step` while another connection holds the lock it needs."""
+    give_up = time.monotonic() + LOCK_TIMEOUT_SECONDS
+    while True:
+        try:
+            step()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(LOCK_RETRY_SECONDS * (0.5 + random.random()))

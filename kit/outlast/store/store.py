@@ -1,0 +1,184 @@
+"""The store: every verb that reads or writes the database. No row and no connection leaves this package."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+
+from outlast.core.errors import StoreSetupError
+from outlast.core.records import Invocation, Outcome, Request
+from outlast.store import invocations as life
+from outlast.store import sqlite, workers
+from outlast.store.grouped import Accept, Accepted, Finish, Finished, Part, Write
+from outlast.store.invocations import Cancelled
+from outlast.store.migrate import migrate
+from outlast.store.reading import READERS, Reader
+from outlast.store.sqlite import SQLiteConnection
+from outlast.store.statements import Connection, Row
+from outlast.store.url import StoreURL, parse
+from outlast.store.writer import Call, Writer
+
+POOL_TIMEOUT_SECONDS = 10
+
+
+class Store:
+    """One process's access to the database: a writer thread, and readers apart.
+
+    `read` has the reading verbs. The writing verbs return futures that resolve after their commit; they are
+    `asyncio` futures of the loop that opened the store.
+    """
+
+    def __init__(self, url: StoreURL, engine: Engine, writer: Writer) -> None:
+        self.url = url
+        self.read = Reader(engine)
+        self._engine = engine
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, url: str) -> "Store":
+        """Open the database at `url` and bring its schema up to date. Raise StoreSetupError with the way out."""
+        parsed = parse(url)
+        loop = asyncio.get_running_loop()
+        engine = await loop.run_in_executor(None, _prepared, parsed)
+        connection = await loop.run_in_executor(None, _connect, parsed)
+        return cls(parsed, engine, Writer(connection, loop))
+
+    async def close(self) -> None:
+        """Commit what waits and close every connection."""
+        await self._writer.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.read.close)
+        if self.url.path is not None and not self.url.durable:
+            shutil.rmtree(self.url.path.parent, ignore_errors=True)
+
+    @property
+    def worker(self) -> str | None:
+        """The worker under whose leases this store writes."""
+        return self._writer.me
+
+    @worker.setter
+    def worker(self, id: str | None) -> None:
+        self._writer.me = id
+
+    def connect(self) -> Connection:
+        """Open a connection of its own, for a thread that must not wait for the writer. Blocks."""
+        return _connect(self.url)
+
+    def accept(self, request: Request, *, lease: bool) -> "asyncio.Future[Accepted]":
+        """Store a request; with `lease`, start it on this worker if its session is free.
+
+        The future raises Conflict, Gone, or StoreError.
+        """
+        return self._writer.submit(Accept(request, lease))
+
+    def write(
+        self,
+        number: int,
+        epoch: int,
+        *,
+        events: Sequence[tuple[int, int, str]] = (),
+        parts: Sequence[Part] = (),
+        progress: bool = False,
+        on_commit: Callable[[], None] | None = None,
+    ) -> "asyncio.Future[list[list[Row]]]":
+        """Store events (position, attempt, JSON text) and parts under a lease, in one transaction.
+
+        `on_commit` is called on the loop after the commit, in the order of commits, before the future resolves. The
+        future raises LeaseLost when the lease is gone; then nothing was stored.
+        """
+        return self._writer.submit(Write(number, epoch, events, parts, progress, on_commit))
+
+    def finish(
+        self, number: int, epoch: int, session_number: int | None, outcome: Outcome, *, last_position: int
+    ) -> "asyncio.Future[Finished]":
+        """Make an invocation final and let the next one of its session start. The future raises LeaseLost."""
+        return self._writer.submit(Finish(number, epoch, session_number, outcome, last_position))
+
+    def claim(self, **options: Any) -> "asyncio.Future[list[Invocation]]":
+        """Lease ready runs; see `invocations.claim`."""
+        me = self._writer.me
+        return self._call("claim", lambda connection: life.claim(connection, me=me or "", **options))
+
+    def hand_back(self, number: int, epoch: int, *, entered: bool) -> "asyncio.Future[None]":
+        """Give a run back to the queue, uncharged."""
+        me = self._writer.me or ""
+        return self._call(
+            "hand_back",
+            lambda connection: life.hand_back(connection, me=me, number=number, epoch=epoch, entered=entered),
+        )
+
+    def cancel(self, principal: str, id: str) -> "asyncio.Future[Cancelled]":
+        """End a queued run, ask the holder of a running one to stop. The future raises NotFound."""
+        outcome = life.cancelled_outcome("cancelled")
+        return self._call(
+            "cancel", lambda connection: life.cancel(connection, principal=principal, id=id, outcome=outcome)
+        )
+
+    def expire(self, number: int, epoch: int, reason: str) -> "asyncio.Future[Cancelled | None]":
+        """Take a run that does not stop away from its holder and end it."""
+        outcome = life.cancelled_outcome(reason)
+        return self._call(
+            "expire", lambda connection: life.expire(connection, number=number, epoch=epoch, outcome=outcome)
+        )
+
+    def delete(self, principal: str, id: str, *, keep_ms: int) -> "asyncio.Future[None]":
+        """Remove a final invocation. The future raises NotFound or Conflict (`not_final`)."""
+        return self._call(
+            "delete", lambda connection: life.delete(connection, principal=principal, id=id, keep_ms=keep_ms)
+        )
+
+    def remove_old(self, **options: Any) -> "asyncio.Future[int]":
+        """Remove a batch of old invocations; see `invocations.remove_old`."""
+        return self._call("delete", lambda connection: life.remove_old(connection, **options))
+
+    def register(self, *, id: str, host: str, pid: int, lock_file: str | None) -> "asyncio.Future[None]":
+        return self._call(
+            "register",
+            lambda connection: workers.register(connection, id=id, host=host, pid=pid, lock_file=lock_file),
+        )
+
+    def deregister(self, id: str) -> "asyncio.Future[None]":
+        return self._call("hand_back", lambda connection: workers.deregister(connection, id=id))
+
+    def notify(self, payload: str) -> "asyncio.Future[None]":
+        """Send a hint to the other processes of this database."""
+        return self._writer.submit(Call("", lambda connection: connection.notify(payload)))
+
+    def _call(self, point: str, function: Callable[[Connection], Any]) -> "asyncio.Future[Any]":
+        return self._writer.submit(Call(point, function))
+
+
+def _prepared(url: StoreURL) -> Engine:
+    engine = _engine(url)
+    migrate(engine, url.schema)
+    return engine
+
+
+def _engine(url: StoreURL) -> Engine:
+    options: dict[str, Any] = {"pool_size": READERS, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT_SECONDS}
+    try:
+        engine = create_engine(url.sqlalchemy, isolation_level="AUTOCOMMIT", **options)
+    except ModuleNotFoundError as error:
+        raise StoreSetupError("PostgreSQL needs its driver: pip install 'outlast[postgres]'") from error
+    if not url.is_sqlite:
+        return engine.execution_options(schema_translate_map={None: url.schema})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        sqlite.prepare(connection, durable=url.durable)
+
+    return engine
+
+
+def _connect(url: StoreURL) -> Connection:
+    if url.path is not None:
+        return SQLiteConnection(url.path, durable=url.durable)
+    # psycopg is an extra: it is imported where a PostgreSQL URL was given, and nowhere else.
+    from outlast.store.postgres import PostgresConnection
+
+    _, arguments = _engine(url).dialect.create_connect_args(url.sqlalchemy)
+    assert url.schema is not None
+    return PostgresConnection(dict(arguments), url.schema)

@@ -1,0 +1,153 @@
+"""The tables. Times are milliseconds since 1970 UTC by the database's clock; JSON is ASCII text, never `jsonb`."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData()
+
+_Number = BigInteger().with_variant(Integer(), "sqlite")
+"""Identity columns: SQLite gives row ids only to INTEGER."""
+
+_NO = text("false")
+_OPEN = text("status IN ('queued', 'running')")
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("lock_file", Text),
+    Column("started_at", BigInteger, nullable=False),
+)
+"""One row a live worker. It is the fence: a batch of writes holds it shared, a takeover deletes it."""
+
+beats = Table(
+    "beats",
+    metadata,
+    Column("worker_id", Text, ForeignKey("workers.id", ondelete="CASCADE"), primary_key=True),
+    Column("counter", BigInteger, nullable=False),
+    Column("stalled", Boolean, nullable=False, server_default=_NO),
+    Column("at", BigInteger, nullable=False),
+)
+"""Apart from `workers`, so that a beat never waits for a batch."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("last_activity", BigInteger, nullable=False),
+    UniqueConstraint("principal", "id", name="sessions_key"),
+    sqlite_autoincrement=True,
+)
+
+invocations = Table(
+    "invocations",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("session_number", BigInteger, ForeignKey("sessions.number")),
+    Column("agent", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("input", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("timeout_ms", BigInteger),
+    Column("status", Text, nullable=False),
+    Column("ready", Boolean, nullable=False),
+    Column("holder", Text),
+    Column("epoch", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False, server_default=text("0")),
+    Column("progress", Boolean, nullable=False, server_default=_NO),
+    Column("suspect", Boolean, nullable=False, server_default=_NO),
+    Column("cancel", Text),
+    Column("last_position", BigInteger, nullable=False, server_default=text("0")),
+    Column("output", Text),
+    Column("error", Text),
+    Column("interrupt", Text),
+    Column("usage", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("principal", "id", name="invocations_key"),
+    Index("invocations_claim", "number", sqlite_where=text("status = 'queued' AND ready"),
+          postgresql_where=text("status = 'queued' AND ready")),
+    Index("invocations_open", "session_number", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    Index("invocations_held", "holder", sqlite_where=text("status = 'running'"),
+          postgresql_where=text("status = 'running'")),
+    Index("invocations_finished", "finished_at", sqlite_where=text("finished_at IS NOT NULL"),
+          postgresql_where=text("finished_at IS NOT NULL")),
+    Index("invocations_listed", "principal", "number"),
+    Index("invocations_of_session", "session_number", "number"),
+    sqlite_autoincrement=True,
+)  # fmt: skip
+
+events = Table(
+    "events",
+    metadata,
+    Column("invocation_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("event", Text, nullable=False),
+)
+"""No foreign key: the fence of the insert reads the invocation anyway, and PostgreSQL would check it a second time."""
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("invocation_number", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("token", Text, nullable=False),
+    Column("call_id", Text),
+    Column("name", Text, nullable=False),
+    Column("arguments", Text),
+    Column("state", Text, nullable=False),
+    Column("outcome", Text),
+    Column("started_position", BigInteger),
+    Column("finished_position", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("journal_of_invocation", "invocation_number"),
+)
+"""Scope is `s<session number>` or `i<invocation number>`; the key is unique in it."""
+
+heads = Table(
+    "heads",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("namespace", Text, primary_key=True),
+    Column("checkpoint", Text, nullable=False),
+    Column("invocation_number", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+)
+"""From which checkpoint a history goes on; written under the fence, so that a zombie's fork is never followed."""
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("principal", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("expires_at", BigInteger, nullable=False),
+    Index("tombstones_expiry", "expires_at"),
+)

@@ -1,0 +1,113 @@
+"""Workers: register, beat, and take over from the dead. No clock decides: only counters that changed or did not."""
+
+from dataclasses import dataclass
+
+from outlast.store.statements import Connection, Statement, query
+
+TAKEOVER_LOCK_TIMEOUT_MS = 3000
+"""A batch of the dead worker may still be open; it ends by itself or by its idle timeout, and the next scan tries
+again."""
+
+_REGISTER = Statement(
+    """
+    INSERT INTO {p}workers (id, host, pid, lock_file, started_at) VALUES (:id, :host, :pid, :lock_file, {now})
+    ON CONFLICT (id) DO NOTHING
+    """
+)
+_FIRST_BEAT = Statement(
+    """
+    INSERT INTO {p}beats (worker_id, counter, stalled, at) VALUES (:id, 0, false, {now})
+    ON CONFLICT (worker_id) DO NOTHING
+    """
+)
+_BEAT = Statement(
+    """
+    UPDATE {p}beats SET counter = counter + 1, stalled = (:stalled = 1), at = {now} WHERE worker_id = :id
+    RETURNING counter
+    """
+)
+_ALL = Statement(
+    """
+    SELECT w.id, w.host, w.pid, w.lock_file, w.started_at, b.counter, b.stalled, b.at
+    FROM {p}workers w JOIN {p}beats b ON b.worker_id = w.id ORDER BY w.started_at, w.id
+    """
+)
+_LOCK_TIMEOUT = Statement("SELECT set_config('lock_timeout', CAST(:milliseconds AS text), true)")
+_LOCK = Statement("SELECT id FROM {p}workers WHERE id = :id {update}")
+_COUNTER = Statement("SELECT counter FROM {p}beats WHERE worker_id = :id")
+_REMOVE_BEAT = Statement("DELETE FROM {p}beats WHERE worker_id = :id")
+_REMOVE = Statement("DELETE FROM {p}workers WHERE id = :id RETURNING id")
+_REQUEUE = Statement(
+    """
+    UPDATE {p}invocations SET status = 'queued', ready = true, holder = NULL, suspect = true,
+        crashes = crashes + CASE WHEN progress THEN 0 ELSE 1 END
+    WHERE holder = :id AND status = 'running'
+    RETURNING number, id, attempt
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A registered worker and its last beat."""
+
+    id: str
+    host: str
+    pid: int
+    lock_file: str | None
+    started_at: int
+    counter: int
+    stalled: bool
+    beat_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A run whose worker died; it is queued again."""
+
+    number: int
+    id: str
+    attempt: int
+
+
+def register(connection: Connection, *, id: str, host: str, pid: int, lock_file: str | None) -> None:
+    connection.send(_REGISTER, id=id, host=host, pid=pid, lock_file=lock_file)
+    connection.send(_FIRST_BEAT, id=id)
+
+
+def beat(connection: Connection, *, id: str, stalled: bool) -> bool:
+    """Count one more. False: somebody took over from this worker."""
+    return bool(query(connection, _BEAT, id=id, stalled=int(stalled)))
+
+
+def listed(connection: Connection) -> list[WorkerRow]:
+    return [WorkerRow(*row) for row in query(connection, _ALL)]
+
+
+def take_over(connection: Connection, *, id: str, counter: int | None) -> list[Lost] | None:
+    """Remove a dead worker and queue its runs again, in this transaction.
+
+    `counter` is the beat it was judged by: None is returned, and nothing changes, when the worker beat again or is
+    gone. On PostgreSQL this waits for the worker's open batch, and fails with a lock timeout rather than skip it.
+    """
+    if connection.dialect == "postgresql":
+        connection.send(_LOCK_TIMEOUT, milliseconds=TAKEOVER_LOCK_TIMEOUT_MS)
+        query(connection, _LOCK, id=id)
+    if counter is not None and query(connection, _COUNTER, id=id) != [(counter,)]:
+        return None
+    connection.send(_REMOVE_BEAT, id=id)
+    if not query(connection, _REMOVE, id=id):
+        return None
+    return [Lost(*row) for row in query(connection, _REQUEUE, id=id)]
+
+
+def deregister(connection: Connection, *, id: str) -> None:
+    """Remove a worker that holds nothing any more; runs it still holds are queued again, uncharged."""
+    connection.send(_RETURN, id=id)
+    connection.send(_REMOVE_BEAT, id=id)
+    connection.send(_REMOVE, id=id)
+
+
+_RETURN = Statement(
+    "UPDATE {p}invocations SET status = 'queued', ready = true, holder = NULL WHERE holder = :id AND status = 'running'"
+)
