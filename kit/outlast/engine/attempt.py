@@ -1,0 +1,190 @@
+"""One attempt: enter a handler, stop it when asked, and turn whatever it did into an outcome, once."""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from typing import Any, Literal
+
+from outlast.core import faults, jsontext
+from outlast.core.errors import LeaseLost, NotJSON, OutlastError, RunFailed
+from outlast.core.records import Interrupt, Invocation, Outcome, Status
+from outlast.engine.context import InvocationContext
+from outlast.engine.handlers import AgentHandlers
+from outlast.engine.shielded import settled
+from outlast.engine.threads import call
+from outlast.engine.worker import Worker
+from outlast.store.invocations import cancelled_outcome
+
+logger = logging.getLogger("outlast.engine")
+
+StopReason = Literal["cancelled", "timeout", "shutdown", "lease_lost"]
+
+SHUTDOWN_GRACE_SECONDS = 2.0
+"""How long a handler that is cancelled by a shutdown may clean up before its run is handed back."""
+
+
+class Attempt:
+    """Owns the lease of one invocation until it is final, handed back, or lost."""
+
+    def __init__(self, worker: Worker, invocation: Invocation, handlers: AgentHandlers) -> None:
+        self.invocation = invocation
+        self.suspect = invocation.suspect
+        self.context: InvocationContext | None = None
+        self._worker, self._handlers = worker, handlers
+        self._stop: StopReason | None = None
+        self._stopping = asyncio.Event()
+        self._entered = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.invocation.number, self.invocation.epoch
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the attempt to end. The first reason counts, except that a lost lease beats every other."""
+        if self._stop is None or reason == "lease_lost":
+            self._stop = reason
+        if self.context is not None:
+            self.context.cancelled = True
+            if reason == "lease_lost":
+                self.context.close("its lease is gone")
+        self._stopping.set()
+
+    async def run(self) -> Invocation | None:
+        """Run to the end. Returns the final record, or None when the run goes on elsewhere."""
+        self._watch_deadline()
+        try:
+            outcome = self._refused() or await self._enter()
+            return await self._end(outcome)
+        except LeaseLost:
+            logger.warning(
+                "invocation %s: attempt %d lost its lease; its result was discarded",
+                self.invocation.id, self.invocation.attempt,
+            )  # fmt: skip
+            return None
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            if self.context is not None:
+                self.context.close("it ended")
+
+    def _watch_deadline(self) -> None:
+        """Time out to the second; after a restart the heartbeat does, by the database's clock."""
+        timeout_ms = self.invocation.timeout_ms or 0
+        if timeout_ms > 0 and self.invocation.attempt == 1:
+            self._deadline = asyncio.get_running_loop().call_later(timeout_ms / 1000, self.stop, "timeout")
+
+    def _refused(self) -> Outcome | None:
+        """Say how the run ends without entering a handler, where it must."""
+        run, limit = self.invocation, self._worker.settings.max_crashes
+        if run.cancel is not None:
+            return cancelled_outcome(run.cancel)
+        if limit and run.crashes >= limit:
+            return Outcome.failed(
+                "attempts_exhausted", f"{run.crashes} workers died while they ran this without any progress"
+            )
+        if run.attempt > 1 and self._handlers.recover is None:
+            return Outcome.failed(
+                "interrupted_without_recovery", "the worker that ran this died, and the agent has no recover handler"
+            )
+        return None
+
+    async def _enter(self) -> Outcome | None:
+        """Call the handler; None when the attempt must not decide the outcome (shutdown, lost lease)."""
+        run, store = self.invocation, self._worker.store
+        last = await store.read.last_position(run.number) if run.attempt > 1 else 0
+        if self._stop is not None:
+            return self._stopped()
+        self.context = InvocationContext(
+            run, store=store, lease=self._worker, last_position=last, auth=self._worker.auth(run)
+        )
+        faults.reach("attempt.before_handler")
+        self._entered = True
+        handling = asyncio.ensure_future(self._handled(self.context))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait([handling, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stop is not None and not (handling.done() and self._stop == "shutdown"):
+            await self._wind_down(handling)
+            return self._stopped()
+        outcome = await handling
+        faults.reach("attempt.after_handler")
+        return outcome
+
+    async def _wind_down(self, handling: "asyncio.Future[Outcome]") -> None:
+        """Cancel the handler and give it its grace; what still runs afterwards has lost its context."""
+        handling.cancel()
+        grace = self._worker.settings.cancel_grace
+        if self._stop in ("shutdown", "lease_lost"):
+            grace = min(grace, SHUTDOWN_GRACE_SECONDS)
+        await asyncio.wait([handling], timeout=grace)
+        if not handling.done():
+            logger.warning("invocation %s: its handler does not stop; it goes on without it", self.invocation.id)
+        elif not handling.cancelled():
+            handling.exception()
+
+    def _stopped(self) -> Outcome | None:
+        if self._stop in ("cancelled", "timeout"):
+            return cancelled_outcome(self._stop)
+        if self._stop == "shutdown" and self._handlers.recover is None and self._entered:
+            return Outcome.failed(
+                "interrupted_without_recovery", "the worker was stopped, and the agent has no recover handler"
+            )
+        return None
+
+    async def _handled(self, context: InvocationContext) -> Outcome:
+        """The one place that turns any exception of user code into a failed run."""
+        try:
+            value = await call(self._handlers.choose(context), context)
+            await context.barrier()
+            return _outcome(value, context)
+        except LeaseLost:
+            raise
+        except asyncio.CancelledError:
+            if self._stop is not None:
+                raise
+            return _failed("cancelled_inside", "the handler raised CancelledError on its own", context)
+        except RunFailed as error:
+            return _failed(error.code, str(error), context)
+        except NotJSON as error:
+            return _failed("output_not_serializable", str(error), context)
+        except OutlastError as error:
+            return _failed(error.code, str(error), context)
+        except Exception as error:
+            logger.exception("invocation %s: the handler raised", context.invocation_id)
+            return _failed("handler_error", f"{type(error).__name__}: {error}", context)
+
+    async def _end(self, outcome: Outcome | None) -> Invocation | None:
+        run, store = self.invocation, self._worker.store
+        if self.context is not None:
+            with contextlib.suppress(Exception):
+                await self.context.barrier()
+        if outcome is None:
+            if self._stop == "shutdown":
+                faults.reach("drain.before_hand_back")
+                await settled(store.hand_back(run.number, run.epoch, entered=self._entered))
+            return None
+        if self.context is not None:
+            self.context.close("it ended")
+        last = self.context.last_position if self.context is not None else await store.read.last_position(run.number)
+        finished = await settled(store.finish(run.number, run.epoch, run.session_number, outcome, last_position=last))
+        self._worker.released(finished.released)
+        return replace(
+            run, status=outcome.status, output=outcome.output, error=outcome.error, interrupt=outcome.interrupt,
+            usage=outcome.usage, last_position=last, finished_at=finished.finished_at,
+        )  # fmt: skip
+
+
+def _outcome(value: Any, context: InvocationContext) -> Outcome:
+    usage = None if context.usage is None else jsontext.encode(context.usage)
+    if isinstance(value, Interrupt):
+        return Outcome(Status.INTERRUPTED, interrupt=value.as_json(), usage=usage)
+    return Outcome(Status.COMPLETED, output=jsontext.encode(value), usage=usage)
+
+
+def _failed(code: str, message: str, context: InvocationContext) -> Outcome:
+    usage = None
+    with contextlib.suppress(NotJSON):
+        usage = None if context.usage is None else jsontext.encode(context.usage)
+    return Outcome.failed(code, message, usage)

@@ -1,0 +1,226 @@
+"""What a handler gets: who asked for what, a log to emit to, and side effects that happen once."""
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from outlast.core import faults, jsontext
+from outlast.core.errors import EffectFailed, LeaseLost, NotJSON, OutcomeUnknown
+from outlast.core.records import Call, CallState, Invocation, Kind
+from outlast.engine.auth import RequestAuth
+from outlast.engine.shielded import settled
+from outlast.engine.threads import call
+from outlast.store import journal
+from outlast.store.grouped import Part
+from outlast.store.statements import Row
+from outlast.store.store import Store
+
+MAX_EVENT_BYTES = 16 << 20
+"""Bytes of JSON text; a larger event is refused by `emit`."""
+
+Event = tuple[int, int, str]
+
+
+class Lease(Protocol):
+    """What a context needs of the worker that runs it."""
+
+    async def assured(self) -> None:
+        """Wait until the worker's last beat is young enough to start something that must not run twice."""
+
+    def committed(self, number: int, events: Sequence[Event]) -> None:
+        """Events were committed."""
+
+    def progressed(self, number: int) -> None:
+        """The attempt stored something a next attempt can build on."""
+
+
+class InvocationContext:
+    """One attempt of one invocation. Everything that writes raises LeaseLost once the attempt is over."""
+
+    def __init__(
+        self, invocation: Invocation, *, store: Store, lease: Lease, last_position: int, auth: RequestAuth
+    ) -> None:
+        self.invocation_id = invocation.id
+        self.session_id = invocation.session_id
+        self.agent = invocation.agent
+        self.principal = invocation.principal
+        self.attempt = invocation.attempt
+        self.is_recovery = invocation.attempt > 1
+        self.kind: Kind = invocation.kind
+        self.input: Any = jsontext.decode(invocation.input)
+        self.config: Mapping[str, Any] = jsontext.decode(invocation.config)
+        self.metadata: Mapping[str, str] = jsontext.decode(invocation.metadata)
+        self.request_auth = auth
+        self.usage: Mapping[str, Any] | None = None
+        """Set it to have it stored with the invocation."""
+        self.scope = f"i{invocation.number}" if invocation.session_number is None else f"s{invocation.session_number}"
+        """Names the history this run belongs to in the tool journal."""
+        self._number, self._epoch = invocation.number, invocation.epoch
+        self._store, self._lease = store, lease
+        self._position = last_position
+        self._behind: set[asyncio.Future[Any]] = set()
+        self._failure: BaseException | None = None
+        self._once: dict[str, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._closed: str | None = None
+        self.cancelled = False
+        """Becomes True when somebody asked the run to stop; code in threads should look at it."""
+
+    @property
+    def last_position(self) -> int:
+        """The position of the newest event of this invocation, committed or on its way."""
+        return self._position
+
+    @property
+    def lease(self) -> tuple[int, int]:
+        """The (number, epoch) every write of this attempt names."""
+        return self._number, self._epoch
+
+    async def emit(self, event: Any) -> int:
+        """Append any JSON value to the invocation's log and return its position, once it is committed.
+
+        Positions follow the order of calls. Raises NotJSON for what JSON cannot hold or what is larger than 16 MiB
+        (nothing is stored then), and LeaseLost when the attempt is over.
+        """
+        position, future = self._append([event], ())
+        await settled(future)
+        return position
+
+    def emit_from_thread(self, event: Any) -> int:
+        """The same as `emit`, for code that runs in a thread; blocks until the event is committed."""
+        return asyncio.run_coroutine_threadsafe(self.emit(event), self._loop).result()
+
+    def post(self, event: Any) -> int:
+        """Append an event without waiting: it is committed in order, and `barrier` waits for it."""
+        position, future = self._append([event], ())
+        self._behind.add(future)
+        future.add_done_callback(self._arrived)
+        return position
+
+    async def barrier(self) -> None:
+        """Wait until everything posted is committed. Raises what went wrong with it."""
+        while self._behind:
+            await asyncio.wait(self._behind)
+        if self._failure is not None:
+            raise self._failure
+
+    async def write(
+        self, *, events: Sequence[Any] = (), parts: Sequence[Part] = (), progress: bool = False
+    ) -> list[list[Row]]:
+        """Store events and journal parts in one transaction; return the rows each part answered."""
+        _, future = self._append(events, parts, progress)
+        answer: list[list[Row]] = await settled(future)
+        if progress:
+            self._lease.progressed(self._number)
+        return answer
+
+    def next_position(self) -> int:
+        """The position that the next event gets."""
+        return self._position + 1
+
+    async def assured(self) -> None:
+        """Wait until it is safe to start something that must not run twice. Raises LeaseLost."""
+        await self._lease.assured()
+        self._check()
+
+    async def once(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a side effect of this invocation at most once, over all attempts, and return its JSON outcome.
+
+        `function` may be `async def` or `def` (then it runs in a thread). When an earlier attempt finished it, its
+        stored outcome is returned. Raises OutcomeUnknown when an earlier attempt died between its start and its
+        outcome, and EffectFailed when it raised there. An exception of `function` in this attempt goes out as it is.
+        """
+        if (running := self._once.get(key)) is not None:
+            await asyncio.wait([running])
+            return await self.once(key, function, *arguments)
+        running = self._once[key] = self._loop.create_future()
+        try:
+            return await self._once_started(key, function, arguments)
+        finally:
+            del self._once[key]
+            running.set_result(None)
+
+    async def _once_started(self, key: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        await self.assured()
+        token, scope = uuid.uuid4().hex, f"i{self._number}"
+        row = await self.journal(
+            journal.started(scope=scope, key=key, token=token, call_id=None, name=key, arguments=None, position=None)
+        )
+        if row.token != token:
+            return _earlier(key, row)
+
+        async def settle(state: CallState, outcome: Any) -> None:
+            part = journal.settled(
+                scope=scope, key=key, token=token, state=state, outcome=jsontext.encode(outcome), position=None
+            )
+            await self.write(parts=[part], progress=True)
+
+        try:
+            faults.reach("tool.before_body")
+            value = await call(function, *arguments)
+            faults.reach("tool.after_body")
+            jsontext.encode(value)
+        except Exception as error:
+            await settle(CallState.FAILED, {"type": type(error).__name__, "message": str(error)})
+            raise
+        await settle(CallState.DONE, value)
+        return value
+
+    async def journal(self, part: Part, *, events: Sequence[Any] = (), progress: bool = False) -> Call:
+        """Store one journal part, with events, and return the row as it is afterwards. Raises LeaseLost."""
+        ((row, *_),) = await self.write(events=events, parts=[part], progress=progress)
+        return journal.read(row)
+
+    def idempotency_key(self, key: str) -> str:
+        """Return a key that is the same in every attempt of this invocation, to hand to other services."""
+        text = jsontext.encode([self.principal, self.invocation_id, key])
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+    def close(self, reason: str) -> None:
+        """End the context: whatever still runs in the handler's name can store nothing more."""
+        self._closed = self._closed or reason
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise LeaseLost(f"this attempt of invocation {self.invocation_id} is over: {self._closed}")
+
+    def _append(
+        self, events: Sequence[Any], parts: Sequence[Part], progress: bool = False
+    ) -> tuple[int, "asyncio.Future[Any]"]:
+        self._check()
+        texts = [_event_text(event) for event in events]
+        numbered = [(self._position + 1 + index, self.attempt, text) for index, text in enumerate(texts)]
+        self._position += len(numbered)
+        number, lease = self._number, self._lease
+        future = self._store.write(
+            number,
+            self._epoch,
+            events=numbered,
+            parts=parts,
+            progress=progress,
+            on_commit=(lambda: lease.committed(number, numbered)) if numbered else None,
+        )
+        return self._position, future
+
+    def _arrived(self, future: "asyncio.Future[Any]") -> None:
+        self._behind.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._failure = self._failure or error
+
+
+def _event_text(event: Any) -> str:
+    text = jsontext.encode(event)
+    if len(text) > MAX_EVENT_BYTES:
+        raise NotJSON(f"an event of {len(text)} bytes; the limit is {MAX_EVENT_BYTES}")
+    return text
+
+
+def _earlier(key: str, row: Call) -> Any:
+    if row.state is CallState.DONE and row.outcome is not None:
+        return jsontext.decode(row.outcome)
+    if row.state is CallState.FAILED and row.outcome is not None:
+        outcome = jsontext.decode(row.outcome)
+        raise EffectFailed(key, outcome["type"], outcome["message"])
+    raise OutcomeUnknown(key)

@@ -1,0 +1,488 @@
+"""The engine: accepts, orders, claims, runs, recovers, cancels and drains. One a process and event loop.
+
+Everything that decides who may run what is in the database; this class keeps only what a restart may forget.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from outlast.core import faults, jsontext
+from outlast.core.errors import InvalidRequest, NotFound, StoreUnavailable
+from outlast.core.records import Invocation, OnActive, Request, Status
+from outlast.engine import locks
+from outlast.engine.attempt import Attempt, StopReason
+from outlast.engine.auth import RequestAuth
+from outlast.engine.context import Event
+from outlast.engine.follow import Follower, Topics
+from outlast.engine.handlers import AgentHandlers
+from outlast.engine.heartbeat import Heartbeat, LoopWatch
+from outlast.engine.settings import EngineSettings
+from outlast.store.grouped import Accepted
+from outlast.store.hints import Hints
+from outlast.store.invocations import Cancelled, Stopping
+from outlast.store.store import Store
+from outlast.store.workers import Lost
+
+logger = logging.getLogger("outlast.engine")
+
+REMEMBERED = 4096
+"""Final records, and ended leases, kept in memory."""
+
+HINT_SECONDS = 0.02
+"""Hints to other processes are gathered for so long."""
+
+HINT_NUMBERS = 400
+"""Run numbers in one hint; a notification of PostgreSQL holds 8,000 bytes."""
+
+CLAIM_BATCH = 16
+"""Runs claimed at once; the rest of the room stays free for what is accepted meanwhile."""
+
+RETENTION_EVERY_SECONDS = 60.0
+RETENTION_BATCH = 200
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Draining(StoreUnavailable):
+    """This worker is shutting down; the same request is welcome on another one."""
+
+    code = "draining"
+
+
+class Engine:
+    """Runs agents on a store. `await start()`, then `accept`, `wait`, `follow`, …; finally `await stop()`."""
+
+    def __init__(
+        self, store: Store, agents: Mapping[str, AgentHandlers], settings: EngineSettings | None = None
+    ) -> None:
+        self.store = store
+        self.agents = agents
+        self.settings = settings or EngineSettings()
+        self.draining = False
+        self._topics = Topics(store.read, self.settings.poll)
+        self._attempts: dict[int, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._finals: OrderedDict[tuple[str, str], Invocation] = OrderedDict()
+        self._auth: dict[tuple[str, str], RequestAuth] = {}
+        self._reserved = 0
+        self._backlog = False
+        self._kick = asyncio.Event()
+        self._beat_seen = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hinted: set[int] = set()
+        self._hint_timer: asyncio.TimerHandle | None = None
+
+    # Start and stop -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Register this worker, look for dead ones at once, and begin to claim."""
+        self._loop = asyncio.get_running_loop()
+        self._watch = LoopWatch(threading.get_ident())
+        await self._register()
+        self._heartbeat = Heartbeat(self.store.connect, self._worker_id, self.settings, self, self._watch)
+        self._heartbeat.start()
+        self._hints = Hints(self.store, self._loop, self._on_hint, busy=lambda: self._topics.remote)
+        self._hints.start()
+        for agent, handlers in self.agents.items():
+            if handlers.recover is None:
+                logger.warning("the agent %r has no recover handler: a run whose worker dies will end failed", agent)
+        for work in (self._stamp(), self._claim(), self._topics.feed(), self._retain()):
+            self._tasks.append(asyncio.create_task(work))
+
+    async def _register(self) -> None:
+        self._worker_id = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._lock = locks.LockFile(self.settings.state_dir, self._worker_id)
+        await self.store.register(
+            id=self._worker_id, host=locks.host_id(), pid=os.getpid(), lock_file=str(self._lock.path)
+        )
+        self.store.worker = self._worker_id
+
+    def begin_drain(self) -> None:
+        """Stop claiming and accepting, and end the streams of runs that run elsewhere. Returns at once."""
+        if not self.draining:
+            faults.reach("drain.begin")
+            self.draining = True
+            self._topics.close(all=False)
+
+    async def stop(self) -> None:
+        """Drain: let runs end for `drain_timeout`, hand the rest back, and leave."""
+        self.begin_drain()
+        await self._finish_running(self.settings.drain_timeout)
+        self._stop_all("shutdown")
+        await self._finish_running(None)
+        self._topics.close(all=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self._heartbeat.close)
+        await self._loop.run_in_executor(None, self._hints.close)
+        with contextlib.suppress(StoreUnavailable):
+            await asyncio.wait_for(self.store.deregister(self._worker_id), self.settings.accept_timeout)
+        self._lock.release()
+
+    async def _finish_running(self, timeout: float | None) -> None:
+        tasks = [task for _, task in self._attempts.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    def _stop_all(self, reason: StopReason) -> None:
+        for attempt, _ in list(self._attempts.values()):
+            attempt.stop(reason)
+
+    # What clients ask -----------------------------------------------------------------------------------------------
+
+    async def accept(self, request: Request, *, auth: RequestAuth | None = None) -> Invocation:
+        """Store a request and return its invocation; the same request again returns the same invocation.
+
+        It is durable when this returns, and readable on every worker. Raises Conflict, Gone, InvalidRequest,
+        Draining, or StoreUnavailable when the database does not answer in time (then send the same id again).
+        """
+        if self.draining:
+            raise Draining("this worker is shutting down; send the same request again")
+        self._check_config(request)
+        if request.timeout_seconds is None:
+            request = replace(request, timeout_seconds=self.settings.run_timeout)
+        if request.on_active is OnActive.CANCEL and request.session_id is not None:
+            await self._cancel_active(request)
+        lease = self._room() > 0 and not self.settings.per_principal
+        self._backlog = self._backlog or not lease
+        self._reserved += lease
+        future = self.store.accept(request, lease=lease)
+        future.add_done_callback(lambda done: self._accepted(done, lease, auth))
+        done, _ = await asyncio.wait([future], timeout=self.settings.accept_timeout)
+        if not done:
+            raise StoreUnavailable("the database does not answer; send the same request again")
+        return future.result().invocation
+
+    def _check_config(self, request: Request) -> None:
+        allowed = self.agents[request.agent].config_keys
+        unknown = sorted(set(jsontext.decode(request.config)) - allowed)
+        if unknown:
+            known = f"it declares {', '.join(sorted(allowed))}" if allowed else "it declares none"
+            raise InvalidRequest(
+                f"the agent {request.agent!r} does not know the config key {unknown[0]!r}; {known}",
+                code="unknown_config", field="config",
+            )  # fmt: skip
+
+    async def _cancel_active(self, request: Request) -> None:
+        known = await self.store.read.invocation(request.principal, request.id)
+        if known is not None:
+            return
+        for status in (Status.QUEUED, Status.RUNNING):
+            active = await self.store.read.listed(
+                request.principal, session_id=request.session_id, status=status, agent=None, metadata={},
+                before=None, limit=1000,
+            )  # fmt: skip
+            for invocation in active:
+                await self.cancel(request.principal, invocation.id)
+
+    def _accepted(self, future: "asyncio.Future[Accepted]", lease: bool, auth: RequestAuth | None) -> None:
+        """Runs even when nobody waits for the answer any more: what was accepted must start."""
+        self._reserved -= lease
+        if future.cancelled() or future.exception() is not None:
+            return
+        invocation = future.result().invocation
+        if invocation.status.final:
+            return
+        if auth is not None:
+            self._auth[invocation.principal, invocation.id] = auth
+        if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
+            self._begin(invocation)
+        elif invocation.status is Status.QUEUED:
+            self._kick.set()
+            self._hint()
+
+    async def get(self, principal: str, id: str) -> Invocation:
+        """Return the invocation. Raises NotFound."""
+        if (final := self._finals.get((principal, id))) is not None:
+            return final
+        found = await self.store.read.invocation(principal, id)
+        if found is None:
+            raise NotFound(f"there is no invocation {id}")
+        if found.status.final:
+            self._remember(found)
+        return found
+
+    async def wait(self, invocation: Invocation, timeout: float | None = None) -> Invocation:
+        """Return the final record, or after `timeout` seconds, or when this worker stops, the record as it is."""
+        if invocation.status.final:
+            return invocation
+        if (final := self._finals.get((invocation.principal, invocation.id))) is not None:
+            return final
+        with await self._topic_of(invocation) as follower:
+            topic = follower.topic
+            give_up = None if timeout is None else self._loop.time() + timeout
+            while topic.final is None and not follower.closed:
+                remaining = None if give_up is None else give_up - self._loop.time()
+                if remaining is not None and remaining <= 0:
+                    break
+                await topic.change(remaining)
+            if topic.final is not None:
+                return topic.final
+        return await self.get(invocation.principal, invocation.id)
+
+    async def follow(self, invocation: Invocation, *, after: int) -> Follower:
+        """Return a follower that begins after a position. Raises InvalidRequest (`invalid_cursor`) for a position that
+        no committed event has."""
+        if after > 0 and after > (last := await self._committed(invocation)):
+            raise InvalidRequest(
+                f"the cursor {after} is beyond the last event, {last}", code="invalid_cursor", field="after"
+            )
+        return await self._topic_of(invocation, after)
+
+    async def _committed(self, invocation: Invocation) -> int:
+        if invocation.status.final:
+            return invocation.last_position
+        topic = self._topics.get(invocation.number)
+        if topic is not None and topic.local:
+            return topic.last
+        return await self.store.read.last_position(invocation.number)
+
+    async def _topic_of(self, invocation: Invocation, after: int = 0) -> Follower:
+        number = invocation.number
+        topic = self._topics.get(number)
+        if topic is None:
+            local = number in self._attempts
+            last = invocation.last_position if invocation.status.final else await self._committed(invocation)
+            topic = self._topics.open(number, last, local=local and number in self._attempts)
+            if (final := self._final_of(invocation)) is not None:
+                topic.end(final)
+        return Follower(self._topics, topic, after)
+
+    def _final_of(self, invocation: Invocation) -> Invocation | None:
+        if invocation.status.final:
+            return invocation
+        return self._finals.get((invocation.principal, invocation.id))
+
+    async def cancel(self, principal: str, id: str) -> Invocation:
+        """Ask an invocation to stop and return its record; a queued one is final at once. Raises NotFound."""
+        if (final := self._finals.get((principal, id))) is not None:
+            return final
+        cancelled: Cancelled = await self._answered(self.store.cancel(principal, id))
+        self._settle(cancelled)
+        record = cancelled.invocation
+        if record.status is Status.RUNNING:
+            if (running := self._attempts.get(record.number)) is not None:
+                running[0].stop("cancelled")
+            else:
+                self._hint(record.number)
+        return record
+
+    async def delete(self, principal: str, id: str) -> None:
+        """Remove a final invocation; its id answers Gone for a while. Raises NotFound, Conflict (`not_final`)."""
+        keep_ms = round(self.settings.idempotency_retention * 1000)
+        await self._answered(self.store.delete(principal, id, keep_ms=keep_ms))
+        self._finals.pop((principal, id), None)
+
+    async def _answered(self, future: "asyncio.Future[T]") -> T:
+        done, _ = await asyncio.wait([future], timeout=self.settings.accept_timeout)
+        if not done:
+            raise StoreUnavailable("the database does not answer; try again")
+        return future.result()
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        return self.settings.concurrency - len(self._attempts) - self._reserved
+
+    async def _claim(self) -> None:
+        """Take ready runs from the queue while there is room, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), self.settings.poll)
+            self._kick.clear()
+            while self._may_claim() and await self._claim_once():
+                pass
+
+    def _may_claim(self) -> bool:
+        return not self.draining and self._room() > 0 and not self._heartbeat.stalled
+
+    async def _claim_once(self) -> bool:
+        """Claim once; say whether there may be more."""
+        room = min(self._room(), CLAIM_BATCH)
+        suspected = any(attempt.suspect for attempt, _ in self._attempts.values())
+        self._reserved += room
+        try:
+            claimed = await self.store.claim(
+                agents=list(self.agents), room=room, suspect_room=0 if suspected else 1,
+                per_principal=self.settings.per_principal, known=list(self._attempts),
+            )  # fmt: skip
+        finally:
+            self._reserved -= room
+        began = sum(self._begin(invocation) for invocation in claimed)
+        self._backlog = began >= room or bool(self.settings.per_principal)
+        return began >= room
+
+    def _begin(self, invocation: Invocation) -> bool:
+        """Start an attempt for a lease of this worker, unless it was started, or ended, before."""
+        key = (invocation.number, invocation.epoch)
+        if invocation.holder != self._worker_id or invocation.number in self._attempts or key in self._ended:
+            return False
+        attempt = Attempt(self, invocation, self.agents[invocation.agent])
+        task = self._loop.create_task(self._run(attempt))
+        self._attempts[invocation.number] = (attempt, task)
+        self._topics.set_local(invocation.number, True)
+        if invocation.attempt > 1:
+            logger.info("invocation %s: attempt %d begins on this worker", invocation.id, invocation.attempt)
+        return True
+
+    async def _run(self, attempt: Attempt) -> None:
+        run = attempt.invocation
+        final: Invocation | None = None
+        try:
+            final = await attempt.run()
+        except StoreUnavailable:
+            logger.warning("invocation %s: the store closed under it", run.id)
+        finally:
+            del self._attempts[run.number]
+            self._auth.pop((run.principal, run.id), None)
+            _bounded(self._ended, attempt.key, None)
+            self._topics.set_local(run.number, False)
+            if self._backlog:
+                self._kick.set()
+        if final is not None:
+            self._settle(Cancelled(final))
+
+    def _settle(self, ended: Cancelled) -> None:
+        """Make a final record known to whoever waits for it."""
+        record = ended.invocation
+        if record.status.final:
+            self._remember(record)
+            if (topic := self._topics.get(record.number)) is not None:
+                topic.end(record)
+            self._hint(record.number)
+        self.released(ended.released)
+
+    def _remember(self, record: Invocation) -> None:
+        _bounded(self._finals, (record.principal, record.id), record)
+
+    # What attempts ask (see `worker.Worker`) ------------------------------------------------------------------------
+
+    async def assured(self) -> None:
+        """Wait until the last confirmed beat is young enough that nobody can have taken over."""
+        margin = 2 * self.settings.beat
+        while time.monotonic() - self._heartbeat.confirmed_at > self.settings.dead_after - margin:
+            self._beat_seen.clear()
+            await self._beat_seen.wait()
+
+    def committed(self, number: int, events: Sequence[Event]) -> None:
+        if (topic := self._topics.get(number)) is not None:
+            topic.publish(events)
+        self._hint(number)
+
+    def progressed(self, number: int) -> None:
+        if (running := self._attempts.get(number)) is not None and running[0].suspect:
+            running[0].suspect = False
+            self._kick.set()
+
+    def auth(self, invocation: Invocation) -> RequestAuth:
+        return self._auth.get((invocation.principal, invocation.id)) or RequestAuth(invocation.principal)
+
+    def released(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._kick.set()
+            self._hint()
+
+    # What the heartbeat's thread tells (see `heartbeat.Listener`) ---------------------------------------------------
+
+    def beat_confirmed(self) -> None:
+        self._soon(self._beat_seen.set)
+
+    def worker_lost(self, worker: str) -> None:
+        self._soon(lambda: self._fenced(worker))
+
+    def runs_recovered(self, lost: Sequence[Lost]) -> None:
+        for run in lost:
+            logger.warning("invocation %s: attempt %d lost its worker and is queued again", run.id, run.attempt)
+        self._soon(self._kick.set)
+
+    def stop_asked(self, runs: Sequence[Stopping]) -> None:
+        self._soon(lambda: self._stop_runs(runs))
+
+    def run_expired(self, ended: Cancelled) -> None:
+        self._soon(lambda: self._settle(ended))
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def _stop_runs(self, runs: Sequence[Stopping]) -> None:
+        for run in runs:
+            running = self._attempts.get(run.number)
+            if running is not None and running[0].key == (run.number, run.epoch):
+                running[0].stop("timeout" if run.reason == "timeout" else "cancelled")
+
+    def _fenced(self, worker: str) -> None:
+        """Another worker took this one for dead: everything it ran is theirs now; go on under a new name."""
+        if worker != self._worker_id or self.draining:
+            return
+        logger.warning("worker %s was taken for dead by another worker; it goes on under a new name", worker)
+        self._stop_all("lease_lost")
+        self._worker_id = ""
+        self._tasks.append(asyncio.create_task(self._register_again()))
+
+    async def _register_again(self) -> None:
+        self._lock.release()
+        await self._register()
+        self._heartbeat.worker = self._worker_id
+        self._kick.set()
+
+    # Background -----------------------------------------------------------------------------------------------------
+
+    async def _stamp(self) -> None:
+        while True:
+            self._watch.touch()
+            await asyncio.sleep(min(1.0, self.settings.stall_warning / 2))
+
+    async def _retain(self) -> None:
+        while True:
+            for status, seconds in self.settings.retention.items():
+                await self._remove_old(status, seconds)
+            await asyncio.sleep(RETENTION_EVERY_SECONDS)
+
+    async def _remove_old(self, status: Status, seconds: float) -> None:
+        removed = RETENTION_BATCH
+        while removed == RETENTION_BATCH:
+            removed = await self.store.remove_old(
+                status=status, age_ms=round(seconds * 1000), limit=RETENTION_BATCH,
+                keep_ms=round(self.settings.idempotency_retention * 1000),
+            )  # fmt: skip
+
+    def _hint(self, number: int | None = None) -> None:
+        """Tell other processes soon, if there are any: a run changed, or (None) the queue did."""
+        if not self._heartbeat.others or self.store.url.is_sqlite:
+            return
+        self._hinted.add(-1 if number is None else number)
+        if self._hint_timer is None:
+            self._hint_timer = self._loop.call_later(HINT_SECONDS, self._send_hint)
+
+    def _send_hint(self) -> None:
+        self._hint_timer = None
+        numbers, self._hinted = list(self._hinted), set()
+        for start in range(0, len(numbers), HINT_NUMBERS):
+            future = self.store.notify(jsontext.encode(numbers[start : start + HINT_NUMBERS]))
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _on_hint(self, payload: str | None) -> None:
+        numbers = None if payload is None else jsontext.decode(payload)
+        if numbers is None or -1 in numbers:
+            self._kick.set()
+        self._topics.hint(numbers)
+
+
+def _bounded(remembered: OrderedDict[K, T], key: K, value: T) -> None:
+    remembered[key] = value
+    while len(remembered) > REMEMBERED:
+        remembered.popitem(last=False)
