@@ -1,0 +1,1 @@
+pytest_plugins = ["outlast.testing.pytest_plugin"]
