@@ -1,1 +1,81 @@
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.core.records import Request
+from outlast.engine import AgentHandlers, Engine, EngineSettings
+from outlast.store import Store
+
 pytest_plugins = ["outlast.testing.pytest_plugin"]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    """An open store with a registered worker, `w1`."""
+    opened = await Store.open(store_url)
+    await opened.register(id="w1", host="here", pid=1, lock_file=None)
+    opened.worker = "w1"
+    yield opened
+    await opened.close()
+
+
+def _request(session_id: str | None = None, **options: Any) -> Request:
+    defaults: dict[str, Any] = {"principal": "local", "id": str(uuid.uuid4()), "agent": "a", "input": {"text": "hi"}}
+    return Request.of(session_id=session_id, **{**defaults, **options})
+
+
+@pytest.fixture
+def make_request() -> Callable[..., Request]:
+    """Build a request with a new id; every field can be given."""
+    return _request
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> EngineSettings:
+    """Settings with short times, for engines that must notice a death soon."""
+    return EngineSettings(
+        beat=0.05, dead_after=0.5, poll=0.05, cancel_grace=1.0, drain_timeout=5.0, state_dir=tmp_path / "locks"
+    )
+
+
+@pytest.fixture
+def running(store_url: str, quick: EngineSettings) -> Callable[..., Any]:
+    """Start an engine on the test's database: `async with running(invoke, recover) as engine`."""
+
+    @asynccontextmanager
+    async def start(
+        invoke: Any = None,
+        recover: Any = None,
+        *,
+        agents: dict[str, AgentHandlers] | None = None,
+        settings: EngineSettings = quick,
+    ) -> AsyncIterator[Engine]:
+        store = await Store.open(store_url)
+        engine = Engine(store, agents or {"a": AgentHandlers(invoke, recover)}, settings)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+            await store.close()
+
+    return start
+
+
+@pytest.fixture
+def fresh_url(store_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Make further empty databases of the kind `store_url` is."""
+    if store_url.startswith("sqlite"):
+        return lambda: f"sqlite:///{tmp_path / uuid.uuid4().hex}.db"
+    server = request.getfixturevalue("postgres_server")
+    created: str = server.create_database()
+    return lambda: f"{created}?schema=s{uuid.uuid4().hex[:12]}"

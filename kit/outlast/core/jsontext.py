@@ -49,7 +49,7 @@ def fingerprint(value: Any) -> str:
 def parse(body: bytes) -> Any:
     """Return the value of untrusted JSON bytes. Raise InvalidRequest (`invalid_json`) with the reason."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
     except RecursionError:
         raise InvalidRequest(f"the JSON is nested deeper than {MAX_DEPTH} levels", code="invalid_json") from None
     except UnicodeDecodeError as error:

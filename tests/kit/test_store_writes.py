@@ -1,0 +1,160 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from outlast.core.errors import LeaseLost
+from outlast.core.records import CallState, Invocation, Outcome, Request, Status
+from outlast.store import Store, journal
+
+pytestmark = pytest.mark.anyio
+
+Make = Callable[..., Request]
+DONE = Outcome(Status.COMPLETED, output='{"ok":true}')
+
+
+@pytest.fixture
+async def run(store: Store, make_request: Make) -> Invocation:
+    return (await store.accept(make_request("s"), lease=True)).invocation
+
+
+async def test_events_are_read_back_in_order(store: Store, run: Invocation) -> None:
+    sent = [store.write(run.number, 1, events=[(n, 1, f'{{"n":{n}}}')]) for n in range(1, 201)]
+    await asyncio.gather(*sent)
+    events = await store.read.events(run.number, after=0, limit=1000)
+    assert [(event.position, event.text) for event in events] == [(n, f'{{"n":{n}}}') for n in range(1, 201)]
+
+
+async def test_a_page_begins_after_the_cursor(store: Store, run: Invocation) -> None:
+    await store.write(run.number, 1, events=[(n, 1, "0") for n in range(1, 11)])
+    assert [event.position for event in await store.read.events(run.number, after=4, limit=3)] == [5, 6, 7]
+
+
+async def test_a_repeated_write_changes_nothing(store: Store, run: Invocation) -> None:
+    await store.write(run.number, 1, events=[(1, 1, '"first"')])
+    await store.write(run.number, 1, events=[(1, 1, '"again"'), (2, 1, '"second"')])
+    events = await store.read.events(run.number, after=0, limit=10)
+    assert [event.text for event in events] == ['"first"', '"second"']
+
+
+@pytest.mark.parametrize("size", [7_990, 8_000, 8_010, 5_000_000])
+async def test_a_large_event_is_stored_whole(store: Store, run: Invocation, size: int) -> None:
+    # BR-30
+    text = '"' + "x" * size + '"'
+    await store.write(run.number, 1, events=[(1, 1, text)])
+    assert (await store.read.events(run.number, after=0, limit=1))[0].text == text
+
+
+async def test_a_lease_that_is_gone_writes_nothing_and_harms_no_neighbour(
+    store: Store, run: Invocation, make_request: Make
+) -> None:
+    other = (await store.accept(make_request("t"), lease=True)).invocation
+    good = store.write(other.number, 1, events=[(1, 1, "1")])
+    bad = store.write(run.number, 2, events=[(1, 2, "1")])
+    await good
+    with pytest.raises(LeaseLost):
+        await bad
+    assert await store.read.last_position(run.number) == 0
+    assert await store.read.last_position(other.number) == 1
+
+
+async def test_finish_stores_the_outcome_and_releases_the_next(store: Store, run: Invocation, make_request: Make) -> None:
+    waiting = (await store.accept(make_request("s"), lease=True)).invocation
+    finished = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    assert finished.released == (waiting.number,)
+    found = await store.read.invocation("local", run.id)
+    assert found is not None
+    assert (found.status, found.output, found.finished_at) == (Status.COMPLETED, DONE.output, finished.finished_at)
+
+
+async def test_finish_happens_once_and_can_be_repeated(store: Store, run: Invocation) -> None:
+    first = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    again = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    assert again.finished_at == first.finished_at
+    with pytest.raises(LeaseLost):
+        other = Outcome.failed("x", "y")
+        await store.finish(run.number, 1, run.session_number, other, last_position=0)
+
+
+async def test_nothing_is_written_after_the_end(store: Store, run: Invocation) -> None:
+    await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    with pytest.raises(LeaseLost):
+        await store.write(run.number, 1, events=[(1, 1, "1")])
+
+
+async def test_followers_hear_of_commits_in_order(store: Store, run: Invocation) -> None:
+    heard: list[int] = []
+    sent = [
+        store.write(run.number, 1, events=[(n, 1, "0")], on_commit=lambda n=n: heard.append(n))  # type: ignore[misc]
+        for n in range(1, 101)
+    ]
+    await asyncio.gather(*sent)
+    assert heard == list(range(1, 101))
+
+
+def _started(token: str) -> journal.Part:
+    return journal.started(
+        scope="s1", key="k", token=token, call_id="c1", name="pay", arguments='{"x":7}', position=None
+    )
+
+
+def _settled(token: str, state: CallState) -> journal.Part:
+    return journal.settled(scope="s1", key="k", token=token, state=state, outcome='"paid"', position=None)
+
+
+async def _journal(store: Store, run: Invocation, part: journal.Part, epoch: int | None = None) -> journal.Call | None:
+    ((*rows,),) = await store.write(run.number, epoch or run.epoch, parts=[part])
+    return journal.read(rows[0]) if rows else None
+
+
+async def test_one_token_wins_the_right_to_run_a_call(store: Store, run: Invocation) -> None:
+    rows = await asyncio.gather(*(_journal(store, run, _started(f"t{n}")) for n in range(5)))
+    assert {row.token for row in rows if row} == {"t0"}
+
+
+async def test_a_repeated_start_with_the_same_token_may_run(store: Store, run: Invocation) -> None:
+    await _journal(store, run, _started("t"))
+    row = await _journal(store, run, _started("t"))
+    assert row is not None and (row.token, row.state) == ("t", CallState.STARTED)
+
+
+async def test_a_finished_call_keeps_its_outcome(store: Store, run: Invocation) -> None:
+    await _journal(store, run, _started("t"))
+    await _journal(store, run, _settled("t", CallState.DONE))
+    row = await _journal(store, run, _started("u"))
+    assert row is not None
+    assert (row.state, row.outcome, row.token, row.arguments) == (CallState.DONE, '"paid"', "t", '{"x":7}')
+
+
+async def test_a_call_that_waits_for_a_person_may_start_again(store: Store, run: Invocation) -> None:
+    await _journal(store, run, _started("t"))
+    await _journal(store, run, _settled("t", CallState.WAITING))
+    row = await _journal(store, run, _started("u"))
+    assert row is not None and (row.token, row.state) == ("u", CallState.STARTED)
+
+
+async def test_a_failed_call_may_run_again_in_the_same_attempt_only(
+    store: Store, run: Invocation, make_request: Make
+) -> None:
+    await _journal(store, run, _started("t"))
+    await _journal(store, run, _settled("t", CallState.FAILED))
+    other = (await store.accept(make_request("t"), lease=True)).invocation
+    elsewhere = await _journal(store, other, _started("v"))
+    assert elsewhere is not None and elsewhere.token == "t"
+    again = await _journal(store, run, _started("u"))
+    assert again is not None and again.token == "u"
+
+
+async def test_the_journal_is_fenced_like_everything_else(store: Store, run: Invocation) -> None:
+    with pytest.raises(LeaseLost):
+        await _journal(store, run, _started("t"), epoch=7)
+    assert await store.read.calls("s1") == []
+
+
+async def test_a_row_and_its_event_are_one_transaction(store: Store, run: Invocation) -> None:
+    await store.write(run.number, 1, events=[(1, 1, '{"type":"agent.tool.started"}')], parts=[_started("t")])
+    with pytest.raises(LeaseLost):
+        await store.write(run.number, 9, events=[(2, 1, "1")], parts=[_settled("t", CallState.DONE)])
+    (call,) = await store.read.calls("s1")
+    assert call.state is CallState.STARTED
+    assert await store.read.last_position(run.number) == 1
