@@ -11,7 +11,6 @@ from outlast.core.errors import LeaseLost, NotJSON, OutlastError, RunFailed
 from outlast.core.records import Interrupt, Invocation, Outcome, Status
 from outlast.engine.context import InvocationContext
 from outlast.engine.handlers import AgentHandlers
-from outlast.engine.shielded import settled
 from outlast.engine.threads import call
 from outlast.engine.worker import Worker
 from outlast.store.invocations import cancelled_outcome
@@ -33,7 +32,7 @@ class Attempt:
         self.context: InvocationContext | None = None
         self._worker, self._handlers = worker, handlers
         self._stop: StopReason | None = None
-        self._stopping = asyncio.Event()
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._entered = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -49,7 +48,8 @@ class Attempt:
             self.context.cancelled = True
             if reason == "lease_lost":
                 self.context.close("its lease is gone")
-        self._stopping.set()
+        if not self._stopping.done():
+            self._stopping.set_result(None)
 
     async def run(self) -> Invocation | None:
         """Run to the end. Returns the final record, or None when the run goes on elsewhere."""
@@ -93,7 +93,7 @@ class Attempt:
     async def _enter(self) -> Outcome | None:
         """Call the handler; None when the attempt must not decide the outcome (shutdown, lost lease)."""
         run, store = self.invocation, self._worker.store
-        last = await store.read.last_position(run.number) if run.attempt > 1 else 0
+        last = await store.read.last_position(run.number, patient=True) if run.attempt > 1 else 0
         if self._stop is not None:
             return self._stopped()
         self.context = InvocationContext(
@@ -102,9 +102,8 @@ class Attempt:
         faults.reach("attempt.before_handler")
         self._entered = True
         handling = asyncio.ensure_future(self._handled(self.context))
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait([handling, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        either: list[asyncio.Future[Any]] = [handling, self._stopping]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._stop is not None and not (handling.done() and self._stop == "shutdown"):
             await self._wind_down(handling)
             return self._stopped()
@@ -163,12 +162,16 @@ class Attempt:
         if outcome is None:
             if self._stop == "shutdown":
                 faults.reach("drain.before_hand_back")
-                await settled(store.hand_back(run.number, run.epoch, entered=self._entered))
+                await store.hand_back(run.number, run.epoch, entered=self._entered)
             return None
         if self.context is not None:
             self.context.close("it ended")
-        last = self.context.last_position if self.context is not None else await store.read.last_position(run.number)
-        finished = await settled(store.finish(run.number, run.epoch, run.session_number, outcome, last_position=last))
+        last = (
+            self.context.last_position
+            if self.context is not None
+            else await store.read.last_position(run.number, patient=True)
+        )
+        finished = await store.finish(run.number, run.epoch, run.session_number, outcome, last_position=last)
         self._worker.released(finished.released)
         return replace(
             run, status=outcome.status, output=outcome.output, error=outcome.error, interrupt=outcome.interrupt,

@@ -10,7 +10,6 @@ from outlast.core import faults, jsontext
 from outlast.core.errors import EffectFailed, LeaseLost, NotJSON, OutcomeUnknown
 from outlast.core.records import Call, CallState, Invocation, Kind
 from outlast.engine.auth import RequestAuth
-from outlast.engine.shielded import settled
 from outlast.engine.threads import call
 from outlast.store import journal
 from outlast.store.grouped import Part
@@ -74,6 +73,16 @@ class InvocationContext:
         return self._position
 
     @property
+    def store(self) -> Store:
+        """The store this attempt writes to, for adapters that read a history."""
+        return self._store
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this attempt runs on; every method but `emit_from_thread` is called there."""
+        return self._loop
+
+    @property
     def lease(self) -> tuple[int, int]:
         """The (number, epoch) every write of this attempt names."""
         return self._number, self._epoch
@@ -85,7 +94,7 @@ class InvocationContext:
         (nothing is stored then), and LeaseLost when the attempt is over.
         """
         position, future = self._append([event], ())
-        await settled(future)
+        await future
         return position
 
     def emit_from_thread(self, event: Any) -> int:
@@ -111,7 +120,7 @@ class InvocationContext:
     ) -> list[list[Row]]:
         """Store events and journal parts in one transaction; return the rows each part answered."""
         _, future = self._append(events, parts, progress)
-        answer: list[list[Row]] = await settled(future)
+        answer: list[list[Row]] = await future
         if progress:
             self._lease.progressed(self._number)
         return answer

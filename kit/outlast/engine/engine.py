@@ -23,10 +23,12 @@ from outlast.engine import locks
 from outlast.engine.attempt import Attempt, StopReason
 from outlast.engine.auth import RequestAuth
 from outlast.engine.context import Event
-from outlast.engine.follow import Follower, Topics
+from outlast.engine.counts import Counts
+from outlast.engine.follow import Follower, Topic, Topics
 from outlast.engine.handlers import AgentHandlers
 from outlast.engine.heartbeat import Heartbeat, LoopWatch
 from outlast.engine.settings import EngineSettings
+from outlast.engine.waiting import set_within
 from outlast.store.grouped import Accepted
 from outlast.store.hints import Hints
 from outlast.store.invocations import Cancelled, Stopping
@@ -71,8 +73,11 @@ class Engine:
         self.agents = agents
         self.settings = settings or EngineSettings()
         self.draining = False
+        self.counts = Counts()
         self._topics = Topics(store.read, self.settings.poll)
         self._attempts: dict[int, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._positions: dict[int, int] = {}
+        """How far the logs of runs that run here are committed, where it is known for certain without reading."""
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._finals: OrderedDict[tuple[str, str], Invocation] = OrderedDict()
         self._auth: dict[tuple[str, str], RequestAuth] = {}
@@ -128,8 +133,8 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._loop.run_in_executor(None, self._heartbeat.close)
         await self._loop.run_in_executor(None, self._hints.close)
-        with contextlib.suppress(StoreUnavailable):
-            await asyncio.wait_for(self.store.deregister(self._worker_id), self.settings.accept_timeout)
+        leaving = self.store.deregister(self._worker_id)
+        await asyncio.wait([leaving], timeout=self.settings.accept_timeout)
         self._lock.release()
 
     async def _finish_running(self, timeout: float | None) -> None:
@@ -140,6 +145,21 @@ class Engine:
     def _stop_all(self, reason: StopReason) -> None:
         for attempt, _ in list(self._attempts.values()):
             attempt.stop(reason)
+
+    @property
+    def running(self) -> int:
+        """Attempts that run in this process now."""
+        return len(self._attempts)
+
+    @property
+    def stalled(self) -> bool:
+        """The event loop has been blocked for so long that this worker claims nothing."""
+        return self._heartbeat.stalled
+
+    @property
+    def connected(self) -> bool:
+        """The database confirmed a beat of this worker not long ago."""
+        return time.monotonic() - self._heartbeat.confirmed_at < self.settings.dead_after
 
     # What clients ask -----------------------------------------------------------------------------------------------
 
@@ -194,6 +214,7 @@ class Engine:
         if future.cancelled() or future.exception() is not None:
             return
         invocation = future.result().invocation
+        self.counts.accepted += future.result().created
         if invocation.status.final:
             return
         if auth is not None:
@@ -221,17 +242,14 @@ class Engine:
             return invocation
         if (final := self._finals.get((invocation.principal, invocation.id))) is not None:
             return final
-        with await self._topic_of(invocation) as follower:
-            topic = follower.topic
-            give_up = None if timeout is None else self._loop.time() + timeout
-            while topic.final is None and not follower.closed:
-                remaining = None if give_up is None else give_up - self._loop.time()
-                if remaining is not None and remaining <= 0:
-                    break
-                await topic.change(remaining)
-            if topic.final is not None:
-                return topic.final
-        return await self.get(invocation.principal, invocation.id)
+        topic = await self._topic_of(invocation)
+        topic.waiting += 1
+        try:
+            await asyncio.wait([topic.ended], timeout=timeout)
+        finally:
+            topic.waiting -= 1
+            self._topics.forget(topic)
+        return topic.final or await self.get(invocation.principal, invocation.id)
 
     async def follow(self, invocation: Invocation, *, after: int) -> Follower:
         """Return a follower that begins after a position. Raises InvalidRequest (`invalid_cursor`) for a position that
@@ -240,26 +258,26 @@ class Engine:
             raise InvalidRequest(
                 f"the cursor {after} is beyond the last event, {last}", code="invalid_cursor", field="after"
             )
-        return await self._topic_of(invocation, after)
+        return Follower(self._topics, await self._topic_of(invocation), after)
 
     async def _committed(self, invocation: Invocation) -> int:
         if invocation.status.final:
             return invocation.last_position
-        topic = self._topics.get(invocation.number)
-        if topic is not None and topic.local:
-            return topic.last
-        return await self.store.read.last_position(invocation.number)
+        if (known := self._positions.get(invocation.number)) is not None:
+            return known
+        last = await self.store.read.last_position(invocation.number)
+        return max(last, self._positions.get(invocation.number, 0))
 
-    async def _topic_of(self, invocation: Invocation, after: int = 0) -> Follower:
+    async def _topic_of(self, invocation: Invocation) -> Topic:
         number = invocation.number
         topic = self._topics.get(number)
         if topic is None:
-            local = number in self._attempts
-            last = invocation.last_position if invocation.status.final else await self._committed(invocation)
-            topic = self._topics.open(number, last, local=local and number in self._attempts)
+            # What is committed while this waits goes by, so nothing may wait between the answer and the topic.
+            last = await self._committed(invocation)
+            topic = self._topics.open(number, last, local=number in self._positions)
             if (final := self._final_of(invocation)) is not None:
                 topic.end(final)
-        return Follower(self._topics, topic, after)
+        return topic
 
     def _final_of(self, invocation: Invocation) -> Invocation | None:
         if invocation.status.final:
@@ -300,14 +318,13 @@ class Engine:
     async def _claim(self) -> None:
         """Take ready runs from the queue while there is room, until cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kick.wait(), self.settings.poll)
+            await set_within(self._kick, self.settings.poll)
             self._kick.clear()
             while self._may_claim() and await self._claim_once():
                 pass
 
     def _may_claim(self) -> bool:
-        return not self.draining and self._room() > 0 and not self._heartbeat.stalled
+        return self.settings.claims and not self.draining and self._room() > 0 and not self._heartbeat.stalled
 
     async def _claim_once(self) -> bool:
         """Claim once; say whether there may be more."""
@@ -325,6 +342,14 @@ class Engine:
         self._backlog = began >= room or bool(self.settings.per_principal)
         return began >= room
 
+    async def adopt(self, invocation: Invocation) -> bool:
+        """Take one queued run, also on a worker that claims none; False when it is not to be had."""
+        claimed = await self.store.claim(
+            agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
+            only=invocation.number,
+        )  # fmt: skip
+        return invocation.number in [found.number for found in claimed if self._begin(found)]
+
     def _begin(self, invocation: Invocation) -> bool:
         """Start an attempt for a lease of this worker, unless it was started, or ended, before."""
         key = (invocation.number, invocation.epoch)
@@ -333,7 +358,10 @@ class Engine:
         attempt = Attempt(self, invocation, self.agents[invocation.agent])
         task = self._loop.create_task(self._run(attempt))
         self._attempts[invocation.number] = (attempt, task)
-        self._topics.set_local(invocation.number, True)
+        if invocation.attempt == 1:
+            self._positions[invocation.number] = 0
+            self._topics.set_local(invocation.number, True)
+        self.counts.begun(invocation)
         if invocation.attempt > 1:
             logger.info("invocation %s: attempt %d begins on this worker", invocation.id, invocation.attempt)
         return True
@@ -347,12 +375,14 @@ class Engine:
             logger.warning("invocation %s: the store closed under it", run.id)
         finally:
             del self._attempts[run.number]
+            self._positions.pop(run.number, None)
             self._auth.pop((run.principal, run.id), None)
             _bounded(self._ended, attempt.key, None)
             self._topics.set_local(run.number, False)
             if self._backlog:
                 self._kick.set()
         if final is not None:
+            self.counts.ended[final.status] += 1
             self._settle(Cancelled(final))
 
     def _settle(self, ended: Cancelled) -> None:
@@ -378,6 +408,10 @@ class Engine:
             await self._beat_seen.wait()
 
     def committed(self, number: int, events: Sequence[Event]) -> None:
+        if number in self._attempts:
+            if number not in self._positions:
+                self._topics.set_local(number, True)
+            self._positions[number] = events[-1][0]
         if (topic := self._topics.get(number)) is not None:
             topic.publish(events)
         self._hint(number)

@@ -5,12 +5,12 @@ costs nobody anything. Nothing enters a topic before it is committed.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Self
 
 from outlast.core.records import Invocation
+from outlast.engine.waiting import set_within
 from outlast.store.reading import Reader
 
 RING_EVENTS = 256
@@ -37,6 +37,9 @@ class Topic:
         self.last = last
         self.local = local
         self.followers = 0
+        self.waiting = 0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the run is final, or when this process has nothing more to say of it."""
         self.final: Invocation | None = None
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ring: deque[Entry] = deque()
@@ -66,6 +69,12 @@ class Topic:
         if self.final is None:
             self.final = final
             self.last = max(self.last, final.last_position)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go of whoever follows or waits."""
+        if not self.ended.done():
+            self.ended.set_result(None)
         self.wake()
 
     def wake(self) -> None:
@@ -172,7 +181,7 @@ class Topics:
 
     def forget(self, topic: Topic) -> None:
         """Drop a topic that nobody follows or waits for."""
-        if topic.followers == 0 and self._topics.get(topic.number) is topic:
+        if topic.followers == topic.waiting == 0 and self._topics.get(topic.number) is topic:
             del self._topics[topic.number]
 
     def hint(self, numbers: Iterable[int] | None = None) -> None:
@@ -192,7 +201,8 @@ class Topics:
         """End the streams of runs that are not running here, or of all runs."""
         self._closing, self._closed = True, self._closed or all
         for topic in self._topics.values():
-            topic.wake()
+            if self.closed(topic):
+                topic.leave()
 
     async def feed(self) -> None:
         """Read what other workers committed, until cancelled."""
@@ -200,8 +210,7 @@ class Topics:
             again = await self._pass()
             if again:
                 continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hint.wait(), self._poll)
+            await set_within(self._hint, self._poll)
             self._hint.clear()
 
     async def _pass(self) -> bool:

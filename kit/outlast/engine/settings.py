@@ -26,6 +26,8 @@ class EngineSettings:
 
     concurrency: int = 100
     """Runs at once in this process."""
+    claims: bool = True
+    """Whether this worker takes queued runs of its agents by itself; without, only what it accepts or adopts."""
     per_principal: int = 0
     """Runs at once of one principal over all workers; 0 = no limit."""
     max_crashes: int = 5

@@ -181,6 +181,24 @@ _EVENTS = Statement(
     """,
     _EVENT_COLUMNS,
 )
+_EVENTS_ALONE = Statement(
+    """
+    WITH held AS (
+        SELECT v.number, v.epoch FROM {p}invocations v
+        WHERE v.holder = :me AND v.status = 'running'
+            AND (v.number, v.epoch) IN (SELECT i.n, i.e FROM {rows} i)
+        ORDER BY v.number {share}
+    ), stored AS (
+        INSERT INTO {p}events (invocation_number, position, attempt, at, event)
+        SELECT i.n, i.p, i.a, {now}, i.t FROM {rows} i JOIN held ON held.number = i.n AND held.epoch = i.e
+        ON CONFLICT (invocation_number, position) DO NOTHING
+    )
+    SELECT number, epoch FROM held
+    """,
+    _EVENT_COLUMNS,
+)
+"""PostgreSQL only: events and nothing else, in one statement that is its own transaction. The fence is the lock on each
+invocation: a takeover that changes the row first makes the row drop out, one that comes later waits."""
 _PROGRESS = Statement(
     """
     UPDATE {p}invocations SET progress = true, suspect = false
@@ -242,6 +260,9 @@ def perform(connection: Connection, me: str | None, operations: Sequence[Operati
     batch = _Batch(me)
     for operation in operations:
         _add(batch, operation)
+    if connection.dialect == "postgresql" and not faults.active() and _only_events(batch):
+        batch.held = connection.send(_EVENTS_ALONE, rows=rows(_event_rows(batch)), me=batch.me)
+        return _answers(batch, operations)
     points = batch.points()
     _reach(points, "begin")
     connection.begin()
@@ -332,15 +353,23 @@ def _accept_row(index: int, accept: Accept) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _send_writes(connection: Connection, batch: _Batch) -> None:
-    leases = rows([{"n": n, "e": e} for n, e in {(write.number, write.epoch) for write in batch.writes}])
-    batch.held = connection.send(_HELD, rows=leases, me=batch.me)
-    events = [
+def _only_events(batch: _Batch) -> bool:
+    alone = not batch.accepts and not batch.finishes
+    return alone and all(write.events and not write.parts and not write.progress for write in batch.writes)
+
+
+def _event_rows(batch: _Batch) -> list[dict[str, Any]]:
+    return [
         {"n": write.number, "e": write.epoch, "p": position, "a": attempt, "t": text}
         for write in batch.writes
         for position, attempt, text in write.events
     ]
-    if events:
+
+
+def _send_writes(connection: Connection, batch: _Batch) -> None:
+    leases = rows([{"n": n, "e": e} for n, e in {(write.number, write.epoch) for write in batch.writes}])
+    batch.held = connection.send(_HELD, rows=leases, me=batch.me)
+    if events := _event_rows(batch):
         connection.send(_EVENTS, rows=rows(events), me=batch.me)
     for write in batch.writes:
         for part in write.parts:
@@ -373,7 +402,7 @@ def _answers(batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
     accepted = _accept_answers(batch)
     held = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
     parts = iter(batch.parts)
-    finished: dict[int, int] = dict(batch.finished.rows()) if batch.finished else {}  # type: ignore[arg-type]
+    finished: dict[int, int] = dict(batch.finished.rows()) if batch.finished else {}
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
     answers: list[Answer] = []
     for operation in operations:

@@ -56,11 +56,13 @@ _CLAIM = Statement(
     WHERE EXISTS (SELECT 1 FROM {p}workers w WHERE w.id = CAST(:me AS text)) AND number IN (
         SELECT q.number FROM {p}invocations q
         WHERE q.status = 'queued' AND q.ready AND q.suspect = (:suspect = 1)
+            AND (:only = 0 OR q.number = :only)
             AND q.agent IN (SELECT i.agent FROM {rows} i)
             AND (:per_principal = 0 OR :per_principal > (
                 SELECT count(*) FROM {p}invocations r
                 WHERE r.status = 'running' AND r.principal = q.principal))
         ORDER BY q.number LIMIT :room {skip})
+    RETURNING number
     """,
     {"agent": "text"},
 )
@@ -79,11 +81,12 @@ def claim(
     suspect_room: int,
     per_principal: int,
     known: Sequence[int],
+    only: int = 0,
 ) -> list[Invocation]:
     """Lease up to `room` ready runs, of which at most `suspect_room` lost their last worker by a crash.
 
     Returns every run leased to `me` that is not in `known`: what this call claimed, and what an earlier call
-    claimed whose answer was lost.
+    claimed whose answer was lost. `only` restricts the claim to one invocation's number.
     """
     if connection.dialect == "postgresql":
         connection.send(_MY_FENCE, me=me)
@@ -91,13 +94,19 @@ def claim(
         connection.send(_ONE_AT_A_TIME, name="outlast.claim")
     input = rows([{"agent": agent} for agent in agents])
 
-    def lease(*, suspect: bool, room: int) -> None:
-        connection.send(_CLAIM, me=me, rows=input, suspect=int(suspect), room=room, per_principal=per_principal)
+    def lease(room: int, *, suspect: bool = False) -> int:
+        leased = connection.send(
+            _CLAIM, me=me, rows=input, suspect=int(suspect), room=room, per_principal=per_principal, only=only
+        )
+        return len(leased.rows())
 
     if suspect_room:
-        lease(suspect=True, room=min(room, suspect_room))
-    for _ in range(room if per_principal else 1):
-        lease(suspect=False, room=1 if per_principal else room)
+        room -= lease(min(room, suspect_room), suspect=True)
+    if per_principal:
+        while room > 0 and lease(1):
+            room -= 1
+    elif room > 0:
+        lease(room)
     return [invocation(row) for row in query(connection, _HELD_UNKNOWN, me=me, values=values(known))]
 
 
@@ -263,6 +272,10 @@ _DELETE_JOURNAL = Statement(
             AND o.state IN ('pending', 'started', 'waiting'))
     """
 )
+_OWN_SCOPE = "WHERE scope IN (SELECT 'i' || CAST(f.value AS text) FROM {values} f)"
+_DELETE_HISTORIES = [
+    Statement(f"DELETE FROM {{p}}{table} " + _OWN_SCOPE) for table in ("checkpoint_writes", "checkpoints", "heads")
+]
 _DELETE = Statement("DELETE FROM {p}invocations WHERE number IN (SELECT f.value FROM {values} f)")
 _OLD = Statement(
     """
@@ -298,6 +311,8 @@ def _remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> Non
     connection.send(_BURY, values=listed, keep_ms=keep_ms)
     connection.send(_DELETE_EVENTS, values=listed)
     connection.send(_DELETE_JOURNAL, values=listed)
+    for statement in _DELETE_HISTORIES:
+        connection.send(statement, values=listed)
     connection.send(_DELETE, values=listed)
 
 

@@ -41,8 +41,27 @@ _STARTED = Statement(
         epoch = excluded.epoch, token = excluded.token, updated_at = excluded.updated_at,
         started_position = COALESCE(journal.started_position, excluded.started_position),
         arguments = COALESCE(journal.arguments, excluded.arguments)
-    WHERE journal.state IN ('pending', 'waiting') OR (journal.state = 'failed'
-        AND journal.invocation_number = excluded.invocation_number AND journal.epoch = excluded.epoch)
+    WHERE journal.state IN ('pending', 'waiting')
+        OR (journal.state = 'failed'
+            AND journal.invocation_number = excluded.invocation_number AND journal.epoch = excluded.epoch)
+        OR (:again = 1 AND journal.state = 'started' AND NOT (
+            journal.invocation_number = excluded.invocation_number AND journal.epoch = excluded.epoch))
+    """
+)
+# Epoch 0 is nobody's: an answered call is never started again, except by a tool that may run twice.
+_ANSWERED = Statement(
+    """
+    INSERT INTO {p}journal (scope, key, invocation_number, epoch, token, call_id, name, arguments, state, outcome,
+        finished_position, created_at, updated_at)
+    SELECT CAST(:scope AS text), CAST(:key AS text), v.number, 0, '', CAST(:call_id AS text), CAST(:name AS text),
+        CAST(:arguments AS text), 'failed', CAST(:outcome AS text), CAST(:position AS bigint), {now}, {now}
+    """
+    + _LEASE
+    + """
+    ON CONFLICT (scope, key) DO UPDATE SET state = 'failed', outcome = excluded.outcome, epoch = 0, token = '',
+        updated_at = excluded.updated_at,
+        finished_position = COALESCE(journal.finished_position, excluded.finished_position)
+    WHERE journal.state IN ('pending', 'started', 'waiting')
     """
 )
 _SETTLED = Statement(
@@ -77,11 +96,15 @@ def started(
     name: str,
     arguments: str | None,
     position: int | None,
+    again: bool = False,
 ) -> Part:
-    """Claim one execution of a call. The caller may run the body only if the answered row bears its `token`."""
+    """Claim one execution of a call. The caller may run the body only if the answered row bears its `token`.
+
+    With `again`, a call that another attempt started, and whose outcome is unknown, may start once more.
+    """
     parameters = {
         "scope": scope, "key": key, "token": token, "call_id": call_id, "name": name, "arguments": arguments,
-        "position": position,
+        "position": position, "again": int(again),
     }  # fmt: skip
     return Part("journal.started", _STARTED, parameters, _FIND)
 
@@ -92,6 +115,24 @@ def settled(*, scope: str, key: str, token: str, state: CallState, outcome: str 
         "scope": scope, "key": key, "token": token, "state": state, "outcome": outcome, "position": position
     }  # fmt: skip
     return Part(f"journal.{state}", _SETTLED, parameters, _FIND)
+
+
+def answered(
+    *,
+    scope: str,
+    key: str,
+    call_id: str | None,
+    name: str,
+    arguments: str | None,
+    outcome: str,
+    position: int | None,
+) -> Part:
+    """Close a call that has no outcome, with an answer made up for it. A call that has one stays as it is."""
+    parameters = {
+        "scope": scope, "key": key, "call_id": call_id, "name": name, "arguments": arguments, "outcome": outcome,
+        "position": position,
+    }  # fmt: skip
+    return Part("journal.answered", _ANSWERED, parameters, _FIND)
 
 
 _SET_HEAD = Statement(

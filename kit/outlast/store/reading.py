@@ -6,19 +6,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, Engine, Select, and_, cast, func, or_, select
 from sqlalchemy import Connection as PooledConnection
+from sqlalchemy import Engine, Select, and_, func, or_, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outlast.core import jsontext
 from outlast.core.errors import StoreError, StoreUnavailable
 from outlast.core.records import Call, CallState, Event, Invocation, Status
+from outlast.store import checkpoints
 from outlast.store import invocations as life
+from outlast.store.checkpoints import Checkpoint
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
 
 READERS = 4
 """Threads, and connections, that read."""
+
+EVENTS_BYTES = 1 << 20
+"""Bytes of events read at once, about: a reader that is behind must not cost much memory."""
+
+PATIENCE_SECONDS = 0.25
+"""Between two tries of a read that runs depend on."""
 
 T = TypeVar("T")
 
@@ -44,14 +53,23 @@ class Reader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._closed = False
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
     def close(self) -> None:
+        self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._engine.dispose()
 
-    async def _run(self, read: Callable[[PooledConnection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
+    async def _run(self, read: Callable[[PooledConnection], T], *, patient: bool = False) -> T:
+        """Read in a thread; with `patient`, wait for a database that does not answer, as writes do."""
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
+            except StoreUnavailable:
+                if not patient or self._closed:
+                    raise
+                await asyncio.sleep(PATIENCE_SECONDS)
 
     def _read(self, read: Callable[[PooledConnection], T]) -> T:
         """Read once, and once more on a fresh connection when a pooled one turned out dead."""
@@ -95,22 +113,23 @@ class Reader:
         if before is not None:
             query = query.where(invocations.c.number < before)
         for key, value in metadata.items():
-            query = query.where(_label(self._engine, key) == value)
+            query = query.where(_labelled(self._engine, key, value))
         query = query.order_by(invocations.c.number.desc()).limit(limit)
         return await self._run(lambda connection: [life.invocation(tuple(row)) for row in connection.execute(query)])
 
-    async def events(self, number: int, *, after: int, limit: int) -> list[Event]:
+    async def events(self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES) -> list[Event]:
+        """Return the next events, up to `limit`, and not many more bytes of them than `max_bytes`; at least one."""
         query = (
             select(events.c.position, events.c.attempt, events.c.at, events.c.event)
             .where(events.c.invocation_number == number, events.c.position > after)
             .order_by(events.c.position)
             .limit(limit)
         )
-        return await self._run(lambda connection: [Event(*row) for row in connection.execute(query)])
+        return await self._run(lambda connection: _few(connection, query, max_bytes))
 
-    async def last_position(self, number: int) -> int:
+    async def last_position(self, number: int, *, patient: bool = False) -> int:
         query = select(func.coalesce(func.max(events.c.position), 0)).where(events.c.invocation_number == number)
-        return await self._run(lambda connection: int(connection.execute(query).scalar_one()))
+        return await self._run(lambda connection: int(connection.execute(query).scalar_one()), patient=patient)
 
     async def tails(self, cursors: Mapping[int, int], *, limit: int) -> dict[int, Tail]:
         """Read what is new behind each cursor, for all followed runs at once."""
@@ -127,11 +146,11 @@ class Reader:
                 found[number].append(Event(*event))
             return {number: Tail(found[number], final.get(number)) for number in numbers}
 
-        return await self._run(read)
+        return await self._run(read, patient=True)
 
     async def calls(self, scope: str) -> list[Call]:
         query = _calls().where(journal.c.scope == scope).order_by(journal.c.created_at, journal.c.key)
-        return await self._run(lambda connection: [_call(row) for row in connection.execute(query)])
+        return await self._run(lambda connection: [_call(row) for row in connection.execute(query)], patient=True)
 
     async def call(self, scope: str, key: str) -> Call | None:
         query = _calls().where(journal.c.scope == scope, journal.c.key == key)
@@ -140,11 +159,25 @@ class Reader:
             row = connection.execute(query).first()
             return None if row is None else _call(row)
 
-        return await self._run(read)
+        return await self._run(read, patient=True)
 
     async def head(self, scope: str, namespace: str) -> str | None:
         query = select(heads.c.checkpoint).where(heads.c.scope == scope, heads.c.namespace == namespace)
-        return await self._run(lambda connection: connection.execute(query).scalar_one_or_none())
+        return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
+
+    async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
+        """Read a checkpoint with its pending writes; without an id, the head of the namespace."""
+        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id))
+
+    async def checkpoints(
+        self, scope: str, *, namespace: str | None = None, before: str | None = None, limit: int | None = None
+    ) -> list[Checkpoint]:
+        """Newest first, below the id `before`."""
+        return await self._run(lambda connection: checkpoints.listed(connection, scope, namespace, before, limit))
+
+    async def session_number(self, principal: str, id: str) -> int | None:
+        query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
+        return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
     async def workers(self) -> list[WorkerRow]:
         query = select(
@@ -154,15 +187,36 @@ class Reader:
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
 
 
+def _few(connection: PooledConnection, query: Select[Any], max_bytes: int) -> list[Event]:
+    """Stop where there are bytes enough. PostgreSQL sends all it was asked for, so it is asked for less."""
+    if connection.dialect.name == "postgresql":
+        found = query.subquery()
+        size = func.sum(func.octet_length(found.c.event)).over(order_by=found.c.position)
+        sized = select(found, (size - func.octet_length(found.c.event)).label("before")).subquery()
+        query = select(*list(sized.c)[:4]).where(sized.c.before < max_bytes).order_by(sized.c.position)
+    entries: list[Event] = []
+    size_read = 0
+    for row in connection.execute(query):
+        entries.append(Event(*row))
+        size_read += len(entries[-1].text)
+        if size_read >= max_bytes:
+            break
+    return entries
+
+
 def _one(connection: PooledConnection, query: Select[Any]) -> Invocation | None:
     row = connection.execute(query).first()
     return None if row is None else life.invocation(tuple(row))
 
 
-def _label(engine: Engine, key: str) -> Any:
-    if engine.dialect.name == "sqlite":
-        return func.json_extract(invocations.c.metadata, '$."' + key.replace('"', '\\"') + '"')
-    return func.json_extract_path_text(cast(invocations.c.metadata, JSON), key)
+def _labelled(engine: Engine, key: str, value: str) -> Any:
+    """Look for the label in the stored text: a quote inside a string is escaped there, so it matches nothing else.
+
+    (The JSON functions of PostgreSQL fail on a NUL in any label of any row.)
+    """
+    label = jsontext.encode({key: value})[1:-1]
+    find = func.instr if engine.dialect.name == "sqlite" else func.strpos
+    return or_(*(find(invocations.c.metadata, before + label) > 0 for before in "{,"))
 
 
 def _behind(cursors: Mapping[int, int], limit: int) -> Select[Any]:

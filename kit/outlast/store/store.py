@@ -152,7 +152,11 @@ class Store:
 
 def _prepared(url: StoreURL) -> Engine:
     engine = _engine(url)
-    migrate(engine, url.schema)
+    try:
+        migrate(engine, url.schema)
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
 
 

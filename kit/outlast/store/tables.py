@@ -7,6 +7,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -142,6 +143,34 @@ heads = Table(
     Column("epoch", Integer, nullable=False),
 )
 """From which checkpoint a history goes on; written under the fence, so that a zombie's fork is never followed."""
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("namespace", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("parent", Text),
+    Column("type", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Checkpoints of a framework's state; `type` and `body` are its serialised form."""
+
+checkpoint_writes = Table(
+    "checkpoint_writes",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("namespace", Text, primary_key=True),
+    Column("checkpoint_id", Text, primary_key=True),
+    Column("task_id", Text, primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("channel", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("task_path", Text, nullable=False),
+)
 
 tombstones = Table(
     "tombstones",

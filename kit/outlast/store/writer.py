@@ -39,6 +39,13 @@ class Call(Generic[T]):
     function: Callable[[Connection], T]
 
 
+class Answer(asyncio.Future[T]):
+    """A future that cannot be cancelled: a task that awaits a write learns its outcome first, and then is cancelled."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return False
+
+
 class _Stop:
     pass
 
@@ -61,7 +68,7 @@ class Writer:
 
     def submit(self, operation: Operation | Call[Any]) -> "asyncio.Future[Any]":
         """Queue an operation; the future resolves after its commit. Call from the loop's thread only."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = Answer(loop=self._loop)
         if self._closing.is_set():
             future.set_exception(StoreUnavailable("the store is closed"))
         else:

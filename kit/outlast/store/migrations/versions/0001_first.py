@@ -11,6 +11,31 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_table(
+        "checkpoint_writes",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("namespace", sa.Text(), nullable=False),
+        sa.Column("checkpoint_id", sa.Text(), nullable=False),
+        sa.Column("task_id", sa.Text(), nullable=False),
+        sa.Column("position", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("channel", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("task_path", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "namespace", "checkpoint_id", "task_id", "position"),
+    )
+    op.create_table(
+        "checkpoints",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("namespace", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("parent", sa.Text(), nullable=True),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("metadata", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "namespace", "id"),
+    )
+    op.create_table(
         "events",
         sa.Column("invocation_number", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),

@@ -1,0 +1,411 @@
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outlast.core import jsontext
+from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, RunFailed
+from outlast.core.records import Interrupt, OnActive, Request, Status
+from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
+
+pytestmark = pytest.mark.anyio
+
+Make = Callable[..., Request]
+Running = Callable[..., Any]
+
+
+async def ended(engine: Engine, request: Request) -> Any:
+    return await asyncio.wait_for(engine.wait(await engine.accept(request)), 20)
+
+
+def error_of(run: Any) -> Any:
+    assert run.status is Status.FAILED
+    return jsontext.decode(run.error)
+
+
+async def test_a_run_ends_with_what_the_handler_returns(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        context.usage = {"tokens": 3}
+        return {"echo": context.input, "session": context.session_id, "attempt": context.attempt}
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request("s", input=[1, {"a": None}]))
+    assert run.output == '{"echo":[1,{"a":null}],"session":"s","attempt":1}'
+    assert (run.status, run.usage) == (Status.COMPLETED, '{"tokens":3}')
+
+
+async def test_a_plain_function_runs_in_a_thread_of_its_own(running: Running, make_request: Make) -> None:
+    loop_thread = threading.get_ident()
+
+    def invoke(context: InvocationContext) -> Any:
+        return [context.emit_from_thread({"n": n}) for n in range(3)], threading.get_ident() != loop_thread
+
+    async with running(invoke) as engine:
+        assert (await ended(engine, make_request())).output == "[[1,2,3],true]"
+
+
+async def test_two_hundred_parallel_emits_have_contiguous_positions(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return await asyncio.gather(*(context.emit(n) for n in range(200)))
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        events = await engine.store.read.events(run.number, after=0, limit=1000)
+    assert jsontext.decode(run.output) == list(range(1, 201))
+    assert [(event.position, event.text) for event in events] == [(n + 1, str(n)) for n in range(200)]
+
+
+async def test_a_bad_event_fails_alone(running: Running, make_request: Make) -> None:
+    # BR-39
+    async def invoke(context: InvocationContext) -> Any:
+        first = await context.emit("good")
+        with pytest.raises(NotJSON):
+            await context.emit({"x": float("nan")})
+        with pytest.raises(NotJSON, match="16777216"):
+            await context.emit("x" * (16 << 20))
+        return [first, await context.emit("good")]
+
+    async with running(invoke) as engine:
+        assert (await ended(engine, make_request())).output == "[1,2]"
+
+
+async def test_posted_events_are_committed_before_the_end(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        positions = [context.post({"n": n}) for n in range(50)]
+        await context.barrier()
+        return [*positions, context.post("last")]
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        assert await engine.store.read.last_position(run.number) == 51 == run.last_position
+
+
+async def test_emitting_after_the_end_is_refused(running: Running, make_request: Make) -> None:
+    kept: list[InvocationContext] = []
+
+    async def invoke(context: InvocationContext) -> None:
+        kept.append(context)
+
+    async with running(invoke) as engine:
+        await ended(engine, make_request())
+        with pytest.raises(LeaseLost):
+            await kept[0].emit(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (RuntimeError("x\x00y"), "handler_error", "RuntimeError: x\x00y"),
+        (RunFailed("context_full", "too long"), "context_full", "too long"),
+        (asyncio.CancelledError(), "cancelled_inside", "the handler raised CancelledError on its own"),
+    ],
+)
+async def test_an_exception_fails_the_run_once(
+    running: Running, make_request: Make, error: BaseException, code: str, message: str
+) -> None:
+    # BR-08, BR-12, BR-38
+    calls = []
+
+    async def invoke(context: InvocationContext) -> Any:
+        calls.append(1)
+        raise error
+
+    async with running(invoke, invoke) as engine:
+        request = make_request("s")
+        run = await ended(engine, request)
+        assert error_of(run) == {"code": code, "message": message}
+        assert await ended(engine, request) == run
+        assert (await ended(engine, make_request("s"))).status is Status.FAILED
+    assert len(calls) == 2
+
+
+async def test_an_output_that_is_not_json_fails_with_its_path(running: Running, make_request: Make) -> None:
+    # BR-39
+    async def invoke(context: InvocationContext) -> Any:
+        return {"scores": [1.0, float("inf")]}
+
+    async with running(invoke) as engine:
+        error = error_of(await ended(engine, make_request()))
+    assert error == {"code": "output_not_serializable", "message": "inf is not a JSON number (at $.scores[1])"}
+
+
+async def test_a_handler_may_ask_for_a_person(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return Interrupt("approval_required", approvals=({"id": "1"},))
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request("s"))
+    assert run.status is Status.INTERRUPTED
+    assert run.interrupt == '{"reason":"approval_required","approvals":[{"id":"1"}],"questions":[]}'
+
+
+async def test_runs_of_a_session_go_one_after_another_in_order(running: Running, make_request: Make) -> None:
+    # BR-24
+    order: list[tuple[str, int]] = []
+
+    async def invoke(context: InvocationContext) -> Any:
+        order.append(("start", context.input))
+        await asyncio.sleep((10 - context.input) / 1000)
+        order.append(("end", context.input))
+
+    async with running(invoke) as engine:
+        accepted = [await engine.accept(make_request("s", input=n)) for n in range(10)]
+        await asyncio.gather(*(engine.wait(run) for run in accepted))
+    assert order == [(moment, n) for n in range(10) for moment in ("start", "end")]
+
+
+async def test_the_same_input_twice_is_two_turns(running: Running, make_request: Make) -> None:
+    # BR-18
+    seen: list[str] = []
+
+    async def invoke(context: InvocationContext) -> Any:
+        seen.append(context.invocation_id)
+
+    async with running(invoke) as engine:
+        requests = [make_request("s", input="yes") for _ in range(4)]
+        await asyncio.gather(*(ended(engine, request) for request in requests))
+    assert seen == [request.id for request in requests]
+
+
+async def test_two_hundred_waiting_runs_all_end_in_spite_of_the_garbage_collector(
+    running: Running, make_request: Make
+) -> None:
+    # BR-10
+    waiting: list[asyncio.Future[None]] = []
+
+    async def invoke(context: InvocationContext) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        waiting.append(future)
+        await future
+
+    async with running(invoke) as engine:
+        engine.settings = replace(engine.settings, concurrency=200)
+        accepted = [await engine.accept(make_request()) for _ in range(200)]
+        while len(waiting) < 200:
+            await asyncio.sleep(0.001)
+        for number, future in enumerate(waiting):
+            if number % 50 == 0:
+                gc.collect()
+            future.set_result(None)
+        finals = await asyncio.wait_for(asyncio.gather(*(engine.wait(run) for run in accepted)), 20)
+    assert {run.status for run in finals} == {Status.COMPLETED}
+
+
+async def test_more_runs_than_room_wait_for_their_turn(running: Running, make_request: Make, quick: EngineSettings) -> None:
+    now, most = 0, 0
+
+    async def invoke(context: InvocationContext) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+
+    async with running(invoke, settings=replace(quick, concurrency=3)) as engine:
+        finals = await asyncio.gather(*(ended(engine, make_request()) for _ in range(30)))
+    assert {run.status for run in finals} == {Status.COMPLETED}
+    assert most <= 3
+
+
+async def test_a_principal_cannot_take_all_the_room(running: Running, make_request: Make, quick: EngineSettings) -> None:
+    now: dict[str, int] = {}
+    most: dict[str, int] = {}
+
+    async def invoke(context: InvocationContext) -> Any:
+        now[context.principal] = now.get(context.principal, 0) + 1
+        most[context.principal] = max(most.get(context.principal, 0), now[context.principal])
+        await asyncio.sleep(0.001)
+        now[context.principal] -= 1
+
+    async with running(invoke, settings=replace(quick, per_principal=2)) as engine:
+        sent = [ended(engine, make_request(principal=f"p{n % 2}")) for n in range(20)]
+        await asyncio.gather(*sent)
+    assert most == {"p0": 2, "p1": 2}
+
+
+async def test_cancelling_a_running_run_keeps_what_it_emitted(running: Running, make_request: Make) -> None:
+    cleaned = asyncio.Event()
+
+    async def invoke(context: InvocationContext) -> Any:
+        await context.emit("partial")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert context.cancelled
+            await context.emit("cleaning up")
+            cleaned.set()
+
+    async with running(invoke) as engine:
+        run = await engine.accept(make_request("s"))
+        with await engine.follow(run, after=0) as follower:
+            await follower.next(10)
+        await engine.cancel("local", run.id)
+        final = await engine.wait(run)
+        assert error_of(final)["code"] == "cancelled"
+        assert (final.last_position, cleaned.is_set()) == (2, True)
+        assert (await engine.cancel("local", run.id)) == final
+
+
+async def test_a_run_that_ignores_its_cancel_ends_after_the_grace(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
+    stubborn = threading.Event()
+
+    def invoke(context: InvocationContext) -> Any:
+        context.emit_from_thread("started")
+        stubborn.wait()
+        with pytest.raises(LeaseLost):
+            context.emit_from_thread("too late")
+
+    async with running(invoke, settings=replace(quick, cancel_grace=0.05)) as engine:
+        run = await engine.accept(make_request("s"))
+        with await engine.follow(run, after=0) as follower:
+            await follower.next(10)
+        await engine.cancel("local", run.id)
+        assert error_of(await engine.wait(run))["code"] == "cancelled"
+        stubborn.set()
+        assert await engine.store.read.last_position(run.number) == 1
+
+
+async def test_on_active_cancel_ends_what_runs_first(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        if context.input == "long":
+            await asyncio.Event().wait()
+
+    async with running(invoke) as engine:
+        before = [await engine.accept(make_request("s", input="long")) for _ in range(2)]
+        run = await ended(engine, make_request("s", input="now", on_active=OnActive.CANCEL))
+        assert run.status is Status.COMPLETED
+        assert [error_of(await engine.wait(old))["code"] for old in before] == ["cancelled", "cancelled"]
+
+
+async def test_a_run_longer_than_its_limit_is_ended(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    async with running(invoke) as engine:
+        assert error_of(await ended(engine, make_request(timeout_seconds=0.05)))["code"] == "timeout"
+
+
+async def test_an_undeclared_config_key_is_refused(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return dict(context.config)
+
+    agents = {"a": AgentHandlers(invoke, config_keys=frozenset({"model"}))}
+    async with running(agents=agents) as engine:
+        assert (await ended(engine, make_request(config={"model": "x"}))).output == '{"model":"x"}'
+        with pytest.raises(InvalidRequest, match="'modle'; it declares model"):
+            await engine.accept(make_request(config={"modle": "x"}))
+
+
+async def test_a_side_effect_happens_once_however_often_it_is_asked_for(running: Running, make_request: Make) -> None:
+    calls: list[int] = []
+
+    async def pay(amount: int) -> Any:
+        await asyncio.sleep(0)
+        calls.append(amount)
+        return {"paid": amount}
+
+    async def invoke(context: InvocationContext) -> Any:
+        together = await asyncio.gather(*(context.once("pay", pay, 7) for _ in range(5)))
+        return [*together, await context.once("pay", pay, 8)]
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request("s"))
+    assert calls == [7]
+    assert jsontext.decode(run.output) == [{"paid": 7}] * 6
+
+
+async def test_a_failing_side_effect_goes_out_as_it_is_and_may_be_tried_again(
+    running: Running, make_request: Make
+) -> None:
+    def fail() -> None:
+        raise ValueError("404")
+
+    async def invoke(context: InvocationContext) -> Any:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="404"):
+                await context.once("fetch", fail)
+        return await context.once("fetch", lambda: "found")
+
+    async with running(invoke) as engine:
+        assert (await ended(engine, make_request())).output == '"found"'
+    assert issubclass(EffectFailed, Exception)
+
+
+async def test_idempotency_keys_differ_by_run_and_key_only(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return [context.idempotency_key("a"), context.idempotency_key("a"), context.idempotency_key("b")]
+
+    async with running(invoke) as engine:
+        keys = jsontext.decode((await ended(engine, make_request())).output)
+        others = jsontext.decode((await ended(engine, make_request())).output)
+    assert keys[0] == keys[1]
+    assert len({*keys, *others}) == 4
+
+
+async def test_a_draining_worker_accepts_nothing(running: Running, make_request: Make) -> None:
+    async with running(lambda context: None) as engine:
+        engine.begin_drain()
+        with pytest.raises(Draining):
+            await engine.accept(make_request())
+
+
+async def test_a_followers_cursor_must_be_a_position_that_exists(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await context.emit(1)
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.follow(run, after=2)
+    assert caught.value.code == "invalid_cursor"
+
+
+async def test_every_follower_sees_the_whole_log_once_wherever_it_joins(running: Running, make_request: Make) -> None:
+    # BR-34
+    halfway = asyncio.Event()
+
+    async def invoke(context: InvocationContext) -> Any:
+        for n in range(1000):
+            context.post({"n": n, "pad": "x" * 100})
+            if n == 500:
+                await context.barrier()
+                halfway.set()
+
+    async def read(engine: Engine, run: Any, pause: int) -> list[int]:
+        positions: list[int] = []
+        with await engine.follow(run, after=0) as follower:
+            while not follower.done:
+                positions += [entry.position for entry in await follower.next(10)]
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+        return positions
+
+    async with running(invoke) as engine:
+        run = await engine.accept(make_request())
+        early = [asyncio.create_task(read(engine, run, pause)) for pause in (0, 1, 50)]
+        await halfway.wait()
+        late = asyncio.create_task(read(engine, run, 0))
+        await engine.wait(run)
+        after = asyncio.create_task(read(engine, await engine.get("local", run.id), 0))
+        for positions in await asyncio.wait_for(asyncio.gather(*early, late, after), 30):
+            assert positions == list(range(1, 1001))
+        assert engine._topics._topics == {}
+
+
+async def test_a_blocked_loop_does_not_stop_the_heartbeat(running: Running, make_request: Make) -> None:
+    # BR-03
+    async def invoke(context: InvocationContext) -> Any:
+        time.sleep(5 * 0.5)  # noqa: ASYNC251 - blocking the loop is the case
+        return context.attempt
+
+    async with running(invoke, invoke) as engine, running(invoke, invoke) as other:
+        run = await ended(engine, make_request("s"))
+        assert (run.output, run.attempt) == ("1", 1)
+        assert (await other.get("local", run.id)).attempt == 1
