@@ -196,7 +196,9 @@ async def test_two_hundred_waiting_runs_all_end_in_spite_of_the_garbage_collecto
     assert {run.status for run in finals} == {Status.COMPLETED}
 
 
-async def test_more_runs_than_room_wait_for_their_turn(running: Running, make_request: Make, quick: EngineSettings) -> None:
+async def test_more_runs_than_room_wait_for_their_turn(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
     now, most = 0, 0
 
     async def invoke(context: InvocationContext) -> Any:
@@ -212,7 +214,9 @@ async def test_more_runs_than_room_wait_for_their_turn(running: Running, make_re
     assert most <= 3
 
 
-async def test_a_principal_cannot_take_all_the_room(running: Running, make_request: Make, quick: EngineSettings) -> None:
+async def test_a_principal_cannot_take_all_the_room(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
     now: dict[str, int] = {}
     most: dict[str, int] = {}
 
@@ -409,3 +413,60 @@ async def test_a_blocked_loop_does_not_stop_the_heartbeat(running: Running, make
         run = await ended(engine, make_request("s"))
         assert (run.output, run.attempt) == ("1", 1)
         assert (await other.get("local", run.id)).attempt == 1
+
+
+async def test_a_blocked_loop_is_named_in_a_warning(
+    running: Running, make_request: Make, quick: EngineSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        give_up = time.monotonic() + 20
+        while "has been blocked" not in caplog.text and time.monotonic() < give_up:
+            pass
+
+    async with running(invoke, settings=replace(quick, stall_warning=0.1)) as engine:
+        await ended(engine, make_request())
+    assert "has been blocked for 0 s in" in caplog.text
+    assert "use `async` calls or a `def` tool there" in caplog.text
+
+
+async def test_a_stalled_worker_claims_nothing_until_its_loop_runs_again(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return "ran"
+
+    async with running(invoke, settings=replace(quick, stall_after=0.1)) as engine:
+        while not engine.stalled:
+            time.sleep(0.01)  # noqa: ASYNC251 - blocking the loop is the case
+        assert not engine._may_claim()
+        assert (await ended(engine, make_request())).output == '"ran"'
+
+
+async def test_sixty_four_streams_at_once_make_no_false_takeover(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        for n in range(50):
+            await context.emit({"n": n, "text": "x" * 200})
+
+    async def read(engine: Engine, request: Request) -> Any:
+        run = await engine.accept(request)
+        seen = 0
+        with await engine.follow(run, after=0) as follower:
+            while not follower.done:
+                seen += len(await follower.next(30))
+        return seen, (await engine.wait(run)).attempt
+
+    async with running(invoke, invoke) as engine, running(invoke, invoke):
+        found = await asyncio.gather(*(read(engine, make_request()) for _ in range(64)))
+    assert set(found) == {(50, 1)}
+
+
+async def test_a_long_run_is_left_alone_by_other_workers(running: Running, make_request: Make) -> None:
+    # BR-02
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.sleep(5 * 0.5)
+        return context.attempt
+
+    async with running(invoke, invoke) as engine, running(invoke, invoke):
+        assert (await ended(engine, make_request("s"))).output == "1"

@@ -102,7 +102,8 @@ def test_a_worker_taken_for_dead_while_it_lives_stores_nothing(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    ("point", "nth"), [("events.begin", 2), ("events.before_commit", 2), ("finish.begin", 1), ("finish.before_commit", 1)]
+    ("point", "nth"),
+    [("events.begin", 2), ("events.before_commit", 2), ("finish.begin", 1), ("finish.before_commit", 1)],
 )
 def test_a_frozen_worker_that_wakes_after_the_takeover_stores_nothing(
     harness: KillHarness, postgres_server: PostgresServer, tmp_path: Path, point: str, nth: int
@@ -117,7 +118,9 @@ def test_a_frozen_worker_that_wakes_after_the_takeover_stores_nothing(
     check_that_the_zombie_stored_nothing(heir, zombie.wait().result)
 
 
-async def test_a_takeover_waits_for_the_batch_it_would_overtake(store: Store, store_url: str, make_request: Make) -> None:
+async def test_a_takeover_waits_for_the_batch_it_would_overtake(
+    store: Store, store_url: str, make_request: Make
+) -> None:
     """Between the check of the lease and its commit, the fence holds."""
     run = (await store.accept(make_request(), lease=True)).invocation
     other = await Store.open(store_url)
@@ -217,9 +220,7 @@ async def test_a_connection_cut_at_any_message_loses_and_doubles_nothing(
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize(
-    ("outage", "dead_after"), [(2.0, 0.5), pytest.param(20.0, 8.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("outage", "dead_after"), [(2.0, 0.5), pytest.param(20.0, 8.0, marks=pytest.mark.slow)])
 async def test_a_database_outage_under_load_makes_no_mass_takeover(
     make_request: Make, tmp_path: Path, outage: float, dead_after: float
 ) -> None:

@@ -27,7 +27,9 @@ async def work(context: InvocationContext, effects: EffectsLog) -> dict[str, Any
     for name in ("pay", "mail"):
         await context.emit({"type": "before", "name": name})
         try:
-            outcomes[name] = await context.once(name, lambda name=name: effects.append(f"{context.invocation_id} {name}"))
+            outcomes[name] = await context.once(
+                name, lambda name=name: effects.append(f"{context.invocation_id} {name}")
+            )
         except OutcomeUnknown:
             outcomes[name] = "unknown"
     await context.emit({"type": "after", "attempt": context.attempt})
@@ -104,12 +106,13 @@ def harness() -> Iterator[KillHarness]:
         yield started
 
 
-def places(traced: list[KillAt]) -> list[KillAt]:
-    """Each point at its first, second and last time."""
+def places(traced: list[KillAt], every: bool) -> list[KillAt]:
+    """Each point at its first and last time, or at every time."""
     times: dict[str, list[KillAt]] = {}
     for place in traced:
         times.setdefault(place.point, []).append(place)
-    return [place for found in times.values() for place in {id(p): p for p in (*found[:2], found[-1])}.values()]
+    chosen = traced if every else [place for found in times.values() for place in (found[0], found[-1])]
+    return list({(place.point, place.nth): place for place in chosen}.values())
 
 
 def check(found: dict[str, Any], effects: EffectsLog) -> None:
@@ -129,13 +132,14 @@ def check(found: dict[str, Any], effects: EffectsLog) -> None:
             assert outcome == "unknown" or f"{id} {name}" in lines, f"{name} is reported done and was not"
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_any_boundary_loses_nothing_and_repeats_nothing(
-    harness: KillHarness, store_url: str, tmp_path: Path, fresh_url: Any
+    harness: KillHarness, store_url: str, tmp_path: Path, fresh_url: Any, every: bool
 ) -> None:
     arguments = {"url": store_url, "effects": str(tmp_path / "trace"), "folder": str(tmp_path)}
-    every = places(harness.trace(live, arguments))
-    assert len({place.point for place in every}) >= 25
-    for index, place in enumerate(every):
+    chosen = places(harness.trace(live, arguments), every)
+    assert len({place.point for place in chosen}) >= 25
+    for index, place in enumerate(chosen):
         arguments = {"url": fresh_url(), "effects": str(tmp_path / f"effects{index}"), "folder": str(tmp_path)}
         try:
             harness.run(live, arguments, kill=place)
@@ -149,7 +153,9 @@ def test_a_kill_at_any_boundary_loses_nothing_and_repeats_nothing(
             raise AssertionError(f"killed at {place}: {error}") from error
 
 
-@pytest.mark.parametrize("point", ["takeover.begin", "takeover.before_commit", "takeover.after_commit", "claim.after_commit"])
+@pytest.mark.parametrize(
+    "point", ["takeover.begin", "takeover.before_commit", "takeover.after_commit", "claim.after_commit"]
+)
 def test_a_recovering_worker_may_die_too(harness: KillHarness, store_url: str, tmp_path: Path, point: str) -> None:
     arguments = {"url": store_url, "effects": str(tmp_path / "effects"), "folder": str(tmp_path)}
     harness.run(live, arguments, kill=KillAt("journal.started.after_commit"))
@@ -157,5 +163,3 @@ def test_a_recovering_worker_may_die_too(harness: KillHarness, store_url: str, t
     found = harness.run(come_back, arguments).result
     assert found is not None
     check(found, EffectsLog(arguments["effects"]))
-
-

@@ -185,9 +185,7 @@ async def test_old_final_runs_go_and_active_ones_stay(store: Store, make_request
     for run in finals:
         await store.write(run.number, 1, events=[(1, 1, "1")])
         await store.finish(run.number, 1, None, DONE, last_position=1)
-    removed = [
-        await store.remove_old(status=Status.COMPLETED, age_ms=-1000, keep_ms=1000, limit=2) for _ in range(4)
-    ]
+    removed = [await store.remove_old(status=Status.COMPLETED, age_ms=-1000, keep_ms=1000, limit=2) for _ in range(4)]
     assert removed == [2, 2, 1, 0]
     assert await store.read.events(finals[0].number, after=0, limit=1) == []
     assert await store.read.invocation("local", active.id) is not None
@@ -196,9 +194,7 @@ async def test_old_final_runs_go_and_active_ones_stay(store: Store, make_request
 async def test_retention_leaves_the_journal_of_a_session_with_open_calls(store: Store, make_request: Make) -> None:
     run = (await store.accept(make_request("s"), lease=True)).invocation
     parts = [
-        journal.started(
-            scope=scope, key=key, token="t", call_id=None, name="pay", arguments=None, position=None
-        )
+        journal.started(scope=scope, key=key, token="t", call_id=None, name="pay", arguments=None, position=None)
         for scope, key in (("s1", "open"), ("s1", "done"), ("s2", "done"))
     ]
     await store.write(run.number, 1, parts=parts)
@@ -223,7 +219,7 @@ async def test_the_sweep_frees_a_forgotten_session_head(store: Store, make_reque
 
 async def test_lists_are_filtered_and_paged(store: Store, make_request: Make) -> None:
     runs = [
-        (await store.accept(make_request(f"s{n % 2}", metadata={"te\"am": str(n % 3)}), lease=False)).invocation
+        (await store.accept(make_request(f"s{n % 2}", metadata={'te"am': str(n % 3)}), lease=False)).invocation
         for n in range(6)
     ]
 

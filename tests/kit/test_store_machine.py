@@ -220,7 +220,7 @@ def test_three_workers_and_the_model_never_disagree(store_url: str, examples: in
     stores = loop.run_until_complete(opened())
     try:
         run_state_machine_as_test(
-            lambda: Machine(loop, stores),
+            lambda: Machine(loop, stores),  # type: ignore[arg-type]  # a factory is documented to do
             settings=settings(
                 max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
             ),

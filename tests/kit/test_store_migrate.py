@@ -72,3 +72,10 @@ async def test_the_memory_store_leaves_nothing_behind() -> None:
     assert store.url.path is not None and store.url.path.exists()
     await store.close()
     assert not store.url.path.parent.exists()
+
+
+@pytest.mark.postgres
+async def test_a_database_that_may_forget_commits_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with PostgresServer(fsync=False, settings={"synchronous_commit": "off"}) as server:
+        await (await Store.open(server.create_database())).close()
+    assert "synchronous_commit is 'off'" in caplog.text

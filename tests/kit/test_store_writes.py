@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from outlast.core.errors import LeaseLost
-from outlast.core.records import CallState, Invocation, Outcome, Request, Status
-from outlast.store import Store, journal
+from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
+from outlast.store import Part, Store, journal
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,9 @@ async def test_a_lease_that_is_gone_writes_nothing_and_harms_no_neighbour(
     assert await store.read.last_position(other.number) == 1
 
 
-async def test_finish_stores_the_outcome_and_releases_the_next(store: Store, run: Invocation, make_request: Make) -> None:
+async def test_finish_stores_the_outcome_and_releases_the_next(
+    store: Store, run: Invocation, make_request: Make
+) -> None:
     waiting = (await store.accept(make_request("s"), lease=True)).invocation
     finished = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
     assert finished.released == (waiting.number,)
@@ -92,17 +94,17 @@ async def test_followers_hear_of_commits_in_order(store: Store, run: Invocation)
     assert heard == list(range(1, 101))
 
 
-def _started(token: str) -> journal.Part:
+def _started(token: str) -> Part:
     return journal.started(
         scope="s1", key="k", token=token, call_id="c1", name="pay", arguments='{"x":7}', position=None
     )
 
 
-def _settled(token: str, state: CallState) -> journal.Part:
+def _settled(token: str, state: CallState) -> Part:
     return journal.settled(scope="s1", key="k", token=token, state=state, outcome='"paid"', position=None)
 
 
-async def _journal(store: Store, run: Invocation, part: journal.Part, epoch: int | None = None) -> journal.Call | None:
+async def _journal(store: Store, run: Invocation, part: Part, epoch: int | None = None) -> Call | None:
     ((*rows,),) = await store.write(run.number, epoch or run.epoch, parts=[part])
     return journal.read(rows[0]) if rows else None
 

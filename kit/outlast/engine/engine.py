@@ -20,7 +20,7 @@ from outlast.core import faults, jsontext
 from outlast.core.errors import InvalidRequest, NotFound, StoreUnavailable
 from outlast.core.records import Invocation, OnActive, Request, Status
 from outlast.engine import locks
-from outlast.engine.attempt import Attempt, StopReason
+from outlast.engine.attempt import SHUTDOWN_GRACE_SECONDS, Attempt, StopReason
 from outlast.engine.auth import RequestAuth
 from outlast.engine.context import Event
 from outlast.engine.counts import Counts
@@ -80,7 +80,7 @@ class Engine:
         """How far the logs of runs that run here are committed, where it is known for certain without reading."""
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._finals: OrderedDict[tuple[str, str], Invocation] = OrderedDict()
-        self._auth: dict[tuple[str, str], RequestAuth] = {}
+        self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
         self._backlog = False
         self._kick = asyncio.Event()
@@ -126,7 +126,7 @@ class Engine:
         self.begin_drain()
         await self._finish_running(self.settings.drain_timeout)
         self._stop_all("shutdown")
-        await self._finish_running(None)
+        await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
@@ -171,7 +171,7 @@ class Engine:
         """
         if self.draining:
             raise Draining("this worker is shutting down; send the same request again")
-        self._check_config(request)
+        self._check_agent(request)
         if request.timeout_seconds is None:
             request = replace(request, timeout_seconds=self.settings.run_timeout)
         if request.on_active is OnActive.CANCEL and request.session_id is not None:
@@ -186,8 +186,14 @@ class Engine:
             raise StoreUnavailable("the database does not answer; send the same request again")
         return future.result().invocation
 
-    def _check_config(self, request: Request) -> None:
-        allowed = self.agents[request.agent].config_keys
+    def _check_agent(self, request: Request) -> None:
+        agent = self.agents.get(request.agent)
+        if agent is None:
+            known = ", ".join(sorted(self.agents))
+            raise InvalidRequest(
+                f"there is no agent {request.agent!r} here; there is {known}", code="unknown_agent", field="agent"
+            )
+        allowed = agent.config_keys
         unknown = sorted(set(jsontext.decode(request.config)) - allowed)
         if unknown:
             known = f"it declares {', '.join(sorted(allowed))}" if allowed else "it declares none"
@@ -218,7 +224,7 @@ class Engine:
         if invocation.status.final:
             return
         if auth is not None:
-            self._auth[invocation.principal, invocation.id] = auth
+            _bounded(self._auth, (invocation.principal, invocation.id), auth)
         if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
             self._begin(invocation)
         elif invocation.status is Status.QUEUED:

@@ -215,10 +215,11 @@ _TIME_OUT = Statement(
 _STOPPING = Statement(
     "SELECT number, epoch, holder, cancel FROM {p}invocations WHERE status = 'running' AND cancel IS NOT NULL"
 )
+# The first condition is what lets SQLite use the index of open invocations.
 _FORGOTTEN = Statement(
     """
     UPDATE {p}invocations SET ready = true
-    WHERE status = 'queued' AND NOT ready AND NOT EXISTS (
+    WHERE status IN ('queued', 'running') AND status = 'queued' AND NOT ready AND NOT EXISTS (
         SELECT 1 FROM {p}invocations o WHERE o.session_number = {p}invocations.session_number
             AND o.status IN ('queued', 'running') AND o.number < {p}invocations.number)
     RETURNING number

@@ -1,6 +1,7 @@
 """The store: every verb that reads or writes the database. No row and no connection leaves this package."""
 
 import asyncio
+import logging
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from outlast.store.sqlite import SQLiteConnection
 from outlast.store.statements import Connection, Row
 from outlast.store.url import StoreURL, parse
 from outlast.store.writer import Call, Writer
+
+logger = logging.getLogger("outlast.store")
 
 POOL_TIMEOUT_SECONDS = 10
 
@@ -154,10 +157,23 @@ def _prepared(url: StoreURL) -> Engine:
     engine = _engine(url)
     try:
         migrate(engine, url.schema)
+        if not url.is_sqlite:
+            _warn_of_weak_commits(engine)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def _warn_of_weak_commits(engine: Engine) -> None:
+    with engine.connect() as connection:
+        level = connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
+        standbys = connection.exec_driver_sql("SHOW synchronous_standby_names").scalar_one()
+        followed = connection.exec_driver_sql("SELECT count(*) FROM pg_stat_replication").scalar_one()
+    if level == "off":
+        logger.warning("synchronous_commit is %r: a crash of the database may lose what was already accepted", level)
+    if followed and not standbys:
+        logger.warning("the standby is asynchronous: a failover may lose what was already accepted")
 
 
 def _engine(url: StoreURL) -> Engine:

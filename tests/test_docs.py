@@ -1,0 +1,46 @@
+"""The programs in the documentation run."""
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from outlast import DurableAgentServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+
+PROGRAMS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(BLOCK.findall(page.read_text()), 1)
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_in_the_documentation_runs(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "outlast_langgraph" in program:
+        pytest.importorskip("langgraph")
+    monkeypatch.setenv("OUTLAST_STORE", f"sqlite:///{tmp_path}/state.db")
+    program = program.replace("asyncio.sleep(1)", "asyncio.sleep(0)")
+    names: dict[str, Any] = {"__name__": "main"}
+    exec(compile(program, "documentation", "exec"), names)
+    if isinstance(app := names.get("app"), DurableAgentServer):
+        input = "hello" if "outlast_langgraph" in program else {"order": "A1", "resume": "savings"}
+        with TestClient(app) as client:
+            answer = client.post("/api/invocations", json={"id": str(uuid.uuid4()), "session_id": "s", "input": input})
+        assert answer.json()["status"] == "completed", answer.text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
