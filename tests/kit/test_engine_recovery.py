@@ -49,15 +49,17 @@ async def serve(
     """One worker: accept the requests, in order, and leave when the runs named in `until` are final."""
     handler = partial(play, effects=effects)
     store = await Store.open(url)
-    settings = EngineSettings(
-        beat=0.05, dead_after=0.5, poll=0.05, drain_timeout=0.0, state_dir=Path(folder) / "locks"
-    )
+    settings = EngineSettings(beat=0.05, dead_after=0.5, poll=0.05, drain_timeout=0.0, state_dir=Path(folder) / "locks")
     engine = Engine(store, {"a": AgentHandlers(handler, handler if recovers else None)}, settings)
     await engine.start()
     for request in requests:
         await engine.accept(
             Request.of(
-                principal="local", id=id_of(request["name"]), session_id=request.get("session"), agent="a", input=request
+                principal="local",
+                id=id_of(request["name"]),
+                session_id=request.get("session"),
+                agent="a",
+                input=request,
             )
         )
     for name in cancel or ():
@@ -251,4 +253,3 @@ async def check_order(url: str, lines: list[str], sessions: int) -> None:
         accepted = [jsontext.decode(run.input)["name"] for run in reversed(listed)]
         assert [line.split()[0] for line in lines if int(line.split()[0]) % sessions == session] == accepted
     await store.close()
-

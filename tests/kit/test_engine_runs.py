@@ -12,6 +12,7 @@ from outlast.core import jsontext
 from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, RunFailed
 from outlast.core.records import Interrupt, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
+from outlast.store.statements import Statement
 
 pytestmark = pytest.mark.anyio
 
@@ -470,3 +471,33 @@ async def test_a_long_run_is_left_alone_by_other_workers(running: Running, make_
 
     async with running(invoke, invoke) as engine, running(invoke, invoke):
         assert (await ended(engine, make_request("s"))).output == "1"
+
+
+LOCKED = Statement("LOCK TABLE {p}beats IN ACCESS EXCLUSIVE MODE")
+
+
+async def test_workers_that_could_not_write_do_not_take_each_other_for_dead(
+    running: Running, make_request: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = asyncio.Event()
+
+    async def invoke(context: InvocationContext) -> Any:
+        await go_on.wait()
+        return context.attempt
+
+    async with running(invoke, invoke) as engine, running(invoke, invoke) as other:
+        runs = [await worker.accept(make_request()) for worker in (engine, other)]
+        connection = engine.store.connect()
+        connection.begin()
+        if connection.dialect == "postgresql":
+            connection.send(LOCKED).rows()
+        await asyncio.sleep(3 * engine.settings.dead_after)
+        connection.rollback()
+        connection.close()
+        beats = [worker._heartbeat._beats for worker in (engine, other)]
+        while any(worker._heartbeat._beats < seen + 5 for worker, seen in zip((engine, other), beats, strict=True)):
+            await asyncio.sleep(0.01)
+        go_on.set()
+        finals = [await worker.wait(run) for worker, run in zip((engine, other), runs, strict=True)]
+    assert [final.output for final in finals] == ["1", "1"]
+    assert "is dead" not in caplog.text

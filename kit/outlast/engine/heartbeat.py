@@ -137,10 +137,16 @@ class Heartbeat(threading.Thread):
         connection.commit()
         self._beats += 1
         if alive:
+            self._forget_what_was_seen_before_a_gap()
             self.confirmed_at = time.monotonic()
             self._listener.beat_confirmed()
         else:
             self._listener.worker_lost(self.worker)
+
+    def _forget_what_was_seen_before_a_gap(self) -> None:
+        """While this worker could not write, the others may not have been able to either."""
+        if time.monotonic() - self.confirmed_at > self._settings.dead_after / 2:
+            self._seen.clear()
 
     def _look_around(self, connection: Connection) -> None:
         connection.begin()
