@@ -1,0 +1,240 @@
+"""Turns what a graph streams and commits into the `agent.*` events of its run.
+
+Text is told while it is streamed. That a model answer is finished is told in the transaction that stores the checkpoint
+holding it: a finished answer is one the history has.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
+
+from outlast.adapters.events import Event, Message
+from outlast.adapters.journal import Outcome, ToolCall, finished
+from outlast.adapters.outputs import total
+from outlast.adapters.run import Run
+from outlast.core.errors import NotJSON
+from outlast_langgraph.messages import stop_reason, told, tool_calls, usage_of
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a checkpoint makes true."""
+
+    calls: list[ToolCall] = field(default_factory=list)
+    closed: list[tuple[ToolCall, Outcome]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A model answer that is being streamed in one task of a graph."""
+
+    task: str
+    message: Message
+    ids: set[str]
+    ended: bool = False
+
+
+class Observer:
+    """Watches one attempt."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.answering = False
+        """Whether this run hands over answers of a person."""
+        self.told: set[str | None] = set()
+        """Provider's ids of calls that the backstop has told of."""
+        self._known: set[str] = set()
+        self._streams: list[_Stream] = []
+        self._usages: list[Mapping[str, Any]] = []
+
+    def loaded(self, namespace: str, values: Mapping[str, Any]) -> None:
+        """A history was read: its messages are no news."""
+        self._known.update(message.id for message in _messages(values) if message.id)
+
+    # What streams ---------------------------------------------------------------------------------------------------
+
+    def take(self, namespace: Sequence[str], mode: str, payload: Any) -> None:
+        """Take the next item of the graph's stream."""
+        match mode:
+            case "messages":
+                chunk, metadata = payload
+                if isinstance(chunk, AIMessageChunk):
+                    self._chunk(chunk, metadata)
+            case "custom":
+                self._custom(payload)
+            case "tasks":
+                self._task(namespace, payload)
+
+    def _custom(self, payload: Any) -> None:
+        try:
+            self.run.events.post(payload)
+        except NotJSON:
+            self.run.events.post(
+                {"type": "agent.raw", "source": "langgraph", "name": "custom", "data": repr(payload)}
+            )  # fmt: skip
+
+    def _task(self, namespace: Sequence[str], payload: Mapping[str, Any]) -> None:
+        context = self.run.context
+        step_id = f"{context.invocation_id}.a{context.attempt}.{payload['id']}"
+        event = {"step_id": step_id, "name": payload["name"], "kind": "node", "path": list(namespace)}
+        if "triggers" in payload:
+            self.run.events.post({"type": "agent.step.started", **event})
+        else:
+            self.run.events.post({"type": "agent.step.finished", **event})
+
+    def _chunk(self, chunk: AIMessageChunk, metadata: Mapping[str, Any]) -> None:
+        stream = self._stream_of(str(metadata.get("langgraph_checkpoint_ns", "")), chunk.id, metadata)
+        if stream is None:
+            return
+        events, message = self.run.events, stream.message
+        for index, (kind, text) in enumerate(_texts(chunk)):
+            events.delta(message, (kind, index if kind != "text" else 0), kind, text)
+        for call in chunk.tool_call_chunks:
+            key = ("call", call.get("index") if call.get("index") is not None else call.get("id"))
+            events.delta(
+                message, key, "tool_call", call.get("args") or "", call_id=call.get("id"), name=call.get("name")
+            )
+        stream.ended = stream.ended or chunk.chunk_position == "last"
+
+    def _stream_of(self, task: str, id: str | None, metadata: Mapping[str, Any]) -> _Stream | None:
+        """Find what a chunk belongs to; the closing chunk of an answer may carry another id than the rest."""
+        here = [stream for stream in self._streams if stream.task == task and not stream.ended]
+        if id is not None and id in self._known:
+            return None
+        for stream in here:
+            if id in stream.ids:
+                return stream
+        if id is not None and id.startswith("lc_run-") and len(here) == 1 and not _is_run(here[0].ids):
+            here[0].ids.add(id)
+            return here[0]
+        path = [part.split(":")[0] for part in task.split("|")]
+        message = self.run.events.start_message(path[:-1], model=metadata.get("ls_model_name"))
+        stream = _Stream(task, message, {id or ""})
+        self._streams.append(stream)
+        return stream
+
+    # What is committed ----------------------------------------------------------------------------------------------
+
+    def observe(self, namespace: str, values: Mapping[str, Any]) -> Observed:
+        """Say what a checkpoint holds that the one before it did not."""
+        seen = Observed()
+        answers: dict[str, AIMessage] = {}
+        for message in _messages(values):
+            if isinstance(message, AIMessage):
+                answers.update(dict.fromkeys((call["id"] or "" for call in message.tool_calls), message))
+            if not message.id or message.id in self._known:
+                continue
+            self._known.add(message.id)
+            if isinstance(message, AIMessage):
+                self._answer(namespace, message, seen)
+            elif isinstance(message, ToolMessage) and (answer := answers.get(message.tool_call_id)) is not None:
+                self._result(message, answer, seen)
+        self._end_streams(namespace, seen)
+        return seen
+
+    def end(self) -> None:
+        """Close what no checkpoint will hold any more."""
+        for stream in self._streams:
+            self.run.events.post(
+                self.run.events.finished_message(stream.message, stop_reason="aborted", stored=False)
+            )  # fmt: skip
+        self._streams.clear()
+        self.run.events.flush()
+
+    def _answer(self, namespace: str, answer: AIMessage, seen: Observed) -> None:
+        events = self.run.events
+        message = self._streamed(namespace, answer) or events.start_message(_path(namespace))
+        self._complete(message, answer)
+        usage = usage_of(answer)
+        seen.calls.extend(tool_calls(answer))
+        seen.events.append(
+            events.finished_message(message, stop_reason=stop_reason(answer).value, stored=True, usage=usage)
+        )
+        if usage:
+            self._usages.append(usage)
+            model = answer.response_metadata.get("model_name")
+            seen.events.append({"type": "agent.usage", "model": model, **usage, "total": total(self._usages)})
+
+    def _streamed(self, namespace: str, answer: AIMessage) -> Message | None:
+        """Find the stream an answer came by: by its id, else the only one of this step whose text fits."""
+        here = [stream for stream in self._streams if stream.task.rpartition("|")[0] == namespace]
+        named = [stream for stream in here if answer.id in stream.ids]
+        fitting = [stream for stream in here if answer.text.startswith(stream.message.text())]
+        found = named or (fitting if len(fitting) == 1 else [])
+        if not found:
+            return None
+        self._streams.remove(found[0])
+        return found[0].message
+
+    def _complete(self, message: Message, answer: AIMessage) -> None:
+        """Tell what the stream did not, or not yet."""
+        events, told = self.run.events, message.text()
+        if answer.text != told and answer.text.startswith(told):
+            events.delta(message, ("text", 0), "text", answer.text[len(told) :])
+        for part in message.parts.values():
+            if part.kind != "tool_call":
+                events.finish_part(part)
+        told_calls = {part.call_id: part for part in message.parts.values() if part.kind == "tool_call"}
+        for index, call in enumerate(answer.tool_calls):
+            raw = json.dumps(call["args"])
+            if call["id"] not in told_calls:
+                events.delta(message, ("stored", index), "tool_call", raw, call_id=call["id"], name=call["name"])
+            part = told_calls.get(call["id"]) or message.parts["stored", index]
+            events.finish_part(part, arguments=call["args"], raw=part.text)
+
+    def _result(self, message: ToolMessage, answer: AIMessage, seen: Observed) -> None:
+        """A node of the user's own answered a call by itself: no journal has told of it."""
+        alike = [call for call in tool_calls(answer) if call.call_id == message.tool_call_id]
+        if any(self.run.journal.told(call) for call in alike):
+            return
+        call = alike[0]
+        outcome = Outcome("error" if message.status == "error" else "ok", told(message))
+        seen.closed.append((call, outcome))
+        if message.tool_call_id not in self.told:
+            seen.events.append(finished(call, outcome, origin="executed"))
+
+    def _end_streams(self, namespace: str, seen: Observed) -> None:
+        """The step is over: what it streamed and did not keep was not for the history."""
+        over = [stream for stream in self._streams if stream.task.rpartition("|")[0] == namespace]
+        for stream in over:
+            self._streams.remove(stream)
+            seen.events.append(
+                self.run.events.finished_message(stream.message, stop_reason="stop", stored=False)
+            )  # fmt: skip
+
+
+def _messages(values: Mapping[str, Any]) -> list[BaseMessage]:
+    return [
+        message
+        for value in values.values()
+        if isinstance(value, list)
+        for message in value
+        if isinstance(message, BaseMessage)
+    ]
+
+
+def _texts(chunk: AIMessageChunk) -> list[tuple[str, str]]:
+    """Return the text and reasoning in a chunk."""
+    if isinstance(chunk.content, str):
+        return [("text", chunk.content)] if chunk.content else []
+    found = []
+    for block in chunk.content:
+        if isinstance(block, str):
+            found.append(("text", block))
+        elif isinstance(block.get("text"), str):
+            found.append(("text", block["text"]))
+        elif isinstance(thought := block.get("thinking") or block.get("reasoning"), str):
+            found.append(("reasoning", thought))
+    return found
+
+
+def _path(namespace: str) -> list[str]:
+    return [part.split(":")[0] for part in namespace.split("|") if part]
+
+
+def _is_run(ids: set[str]) -> bool:
+    return any(id.startswith("lc_run-") for id in ids)

@@ -1,0 +1,425 @@
+"""One run of a graph: start, recover, resume. What to do is decided from the messages, never from `next` alone.
+
+Shapes, by where open calls are answered: a node with a ToolNode in it is entered again, and the journal answers; for a
+hand-written node the answers are written in its name and it is not entered; a node that holds the model and the tools
+at once cannot be continued, and the run fails with a sentence that says so.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.constants import END, START
+from langgraph.types import Command, PregelTask, StateSnapshot
+
+from outlast.adapters.inputs import Answers, Messages
+from outlast.adapters.journal import ToolCall
+from outlast.adapters.outputs import output, total
+from outlast.adapters.recovery import Result
+from outlast.adapters.run import Run
+from outlast.core.errors import AgentResumeError, RunFailed
+from outlast.core.records import CallState, Interrupt
+from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
+from outlast_langgraph import seams
+from outlast_langgraph.graph import GraphInput, WrappedGraph
+from outlast_langgraph.messages import (
+    INTERNAL,
+    OpenCalls,
+    as_json,
+    from_input,
+    messages_of,
+    open_calls,
+    stop_reason,
+    usage_of,
+)
+from outlast_langgraph.observer import Observer
+from outlast_langgraph.saver import OBSERVER, OBSERVERS, RUN_KEY, Stopped, answers_key, asked_key
+from outlast_langgraph.tools import Backstop, message_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def at_the_border(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Give errors of the durable layer back the form in which they began."""
+
+    @wraps(method)
+    async def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(*args, **kwargs)
+        except Stopped as stopped:
+            raise stopped.cause from stopped
+
+    return called
+
+
+STREAM_MODES = ["messages", "custom", "tasks"]
+
+
+class LangGraphTurn:
+    """What LangGraph does for one run."""
+
+    def __init__(self, graph: WrappedGraph, run: Run, input: GraphInput | None) -> None:
+        self._graph, self._run, self._input = graph, run, input
+        self._key = graph.messages_key or "messages"
+        self._observer = Observer(run)
+        self._observer.answering = isinstance(input, Answers)
+        run_key = uuid.uuid4().hex
+        OBSERVERS[run_key] = self._observer
+        OBSERVER.set(self._observer)
+        context = run.context
+        self._config: RunnableConfig = {
+            "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
+            "callbacks": [Backstop(run, self._observer.told)],
+            "metadata": {"invocation_id": context.invocation_id},
+        }
+
+    # What the history says ------------------------------------------------------------------------------------------
+
+    async def has_input(self) -> bool:
+        snapshot = await self._state()
+        if _invocation(snapshot) == self._id:
+            return True
+        if isinstance(self._input, Answers):
+            return await self._run.journal.was_used(answers_key(self._run))
+        return any(message.id == self._id for message in messages_of(snapshot.values, self._key))
+
+    @at_the_border
+    async def result(self) -> Result | None:
+        snapshot = await self._state()
+        return self._result(snapshot) if self._is_over(snapshot) else None
+
+    def _is_over(self, snapshot: StateSnapshot) -> bool:
+        """`next` is empty also when the last step is written but not committed, or while calls are being closed."""
+        if _invocation(snapshot) != self._id:
+            return False
+        if snapshot.interrupts:
+            return True
+        ended = not snapshot.next and not snapshot.tasks
+        return ended and (snapshot.metadata or {}).get("source") == "loop"
+
+    # Start ----------------------------------------------------------------------------------------------------------
+
+    @at_the_border
+    async def start(self) -> Result:
+        match self._input:
+            case Answers(value):
+                return await self._answer(await self._state(), value)
+            case Messages(messages):
+                return await self._begin({self._key: from_input(messages, self._id)})
+            case None:
+                raise AgentResumeError("empty")
+            case _:
+                return await self._begin(dict(self._input))
+
+    async def _begin(self, values: dict[str, Any]) -> Result:
+        """Add the input, and before it, in the same step, the answers of calls that an earlier run left open."""
+        snapshot = await self._state()
+        if self._graph.messages_key is not None and snapshot.metadata is not None:
+            self._refuse_known_ids(snapshot, values)
+            closing = await self._close(snapshot)
+            if closing:
+                values = values | {self._key: [*closing, *values.get(self._key, [])]}
+        return await self._go(values)
+
+    def _refuse_known_ids(self, snapshot: StateSnapshot, values: Mapping[str, Any]) -> None:
+        known = {message.id for message in messages_of(snapshot.values, self._key)}
+        for message in values.get(self._key, []):
+            if getattr(message, "id", None) in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {message.id!r} already")
+
+    async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
+        """Hand the answers of a person to the graph that waits for them."""
+        if not snapshot.interrupts:
+            raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
+        answers = value.get("answers") if isinstance(value, Mapping) and set(value) == {"answers"} else None
+        if answers is None and len(snapshot.interrupts) > 1:
+            raise RunFailed(
+                "answer_ambiguous", 'several questions are open; answer with {"resume": {"answers": {"<id>": …}}}'
+            )
+        return await self._go(Command(resume=value if answers is None else answers))
+
+    # Go on ----------------------------------------------------------------------------------------------------------
+
+    @at_the_border
+    async def go_on(self) -> Result:
+        snapshot = await self._committed(await self._state())
+        if snapshot.interrupts and await self._has_asked(snapshot):
+            return self._result(snapshot)
+        opened = self._open(snapshot)
+        self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
+        await self._refuse_lost(snapshot)
+        for at, calls in opened:
+            if not self._may_enter(at):
+                await self._answer_for(at, calls)
+        return await self._go(None)
+
+    async def _has_asked(self, snapshot: StateSnapshot) -> bool:
+        """Say whether the open questions are new, or, in a run of answers, those that it has just answered.
+
+        A question stays in the state until its task is done; only notes tell a task that asked again.
+        """
+        if not self._observer.answering:
+            return True
+        asking = [task for at in _deep(snapshot) for task in at.tasks if task.interrupts and not _is_cut_off(task)]
+        return all([await self._run.journal.was_used(asked_key(self._run, task.id)) for task in asking])
+
+    @at_the_border
+    async def resume(self) -> Result:
+        snapshot = await self._committed(await self._state())
+        point = self._point(snapshot)
+        match point.kind:
+            case ResumeKind.AWAIT_APPROVAL:
+                raise AgentResumeError("awaiting_approval")
+            case ResumeKind.RETRY_RESPONSE:
+                return await self._nudge(point, RETRY_TEXT)
+            case ResumeKind.CONTINUE_RESPONSE:
+                return await self._nudge(point, CONTINUE_TEXT)
+            case ResumeKind.RECOVER_TOOLS:
+                return await self.go_on()
+            case ResumeKind.CALL_MODEL:
+                if not snapshot.next:
+                    await self._graph.guarded.aupdate_state(self._at(snapshot), {}, as_node=START)
+                return await self.go_on()
+
+    def _point(self, snapshot: StateSnapshot) -> ResumePoint:
+        return self._graph.point(snapshot)
+
+    async def _nudge(self, point: ResumePoint, text: str) -> Result:
+        self._run.events.resume(point.kind)
+        message = HumanMessage(text, id=self._id, additional_kwargs={INTERNAL: True})
+        return await self._go({self._key: [message]})
+
+    async def _committed(self, snapshot: StateSnapshot) -> StateSnapshot:
+        """Commit a step whose tasks are all done, without running anything.
+
+        Killed between the last task's writes and the step's checkpoint, a history shows open calls and no open task.
+        """
+        for at in _deep(snapshot):
+            if at.tasks and not at.next and at.values and self._open_of(at) is not None:
+                await self._graph.guarded.aupdate_state(self._at(at), None, as_node=END)
+                return await self._state()
+        return snapshot
+
+    def _open(self, snapshot: StateSnapshot) -> list[tuple[StateSnapshot, OpenCalls]]:
+        """Find the open calls of the graph and of its subgraphs, and have the journal answer them."""
+        found = []
+        for at in _deep(snapshot):
+            if (calls := self._open_of(at)) is not None:
+                found.append((at, calls))
+                if not isinstance(self._input, Answers):
+                    self._run.journal.dead.update(call.key for call in calls.calls)
+        return found
+
+    def _open_of(self, at: StateSnapshot) -> OpenCalls | None:
+        return open_calls(messages_of(at.values, self._key)) if at.values else None
+
+    def _may_enter(self, at: StateSnapshot) -> bool:
+        """Say whether the node that answers the open calls can be entered again without running a tool."""
+        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        return any(seams.answers_calls(nodes.get(task.name)) for task in at.tasks if not task.result)
+
+    async def _answer_for(self, at: StateSnapshot, opened: OpenCalls) -> None:
+        """Write the answers in the name of the node that would have run the tools."""
+        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        name = next((name for name, node in nodes.items() if seams.holds_tool_node(node.bound)), None)
+        if name is None:
+            open_nodes = [task.name for task in at.tasks if not task.result]
+            if len(open_nodes) != 1:
+                raise RunFailed("cannot_recover", "it is unknown which node of the graph answers tool calls")
+            name = open_nodes[0]
+        answers = await self._answers(at, opened)
+        if any(task.result for task in at.tasks):
+            # Keeps what finished tasks wrote and drops the rest. Without such a task one update is one commit.
+            await self._graph.guarded.aupdate_state(self._at(at), None, as_node=END)
+        await self._graph.guarded.aupdate_state(self._at(at), {self._key: answers}, as_node=name)
+
+    async def _answers(self, at: StateSnapshot, opened: OpenCalls) -> list[ToolMessage]:
+        """One result for each open call: the journal's, where it has one."""
+        known = {row.key for row in await self._run.journal.rows()}
+        proven, answers = self._is_proven(at), []
+        for call in opened.calls:
+            call = next((noted for noted in self._by_backstop(at, call) if noted.key in known), call)
+            self._observer.told.add(call.call_id)
+            answers.append(message_of(call, await self._run.journal.close(call, proven=proven)))
+        return answers
+
+    def _by_backstop(self, at: StateSnapshot, call: ToolCall) -> Iterator[ToolCall]:
+        """Name a call as the backstop does in the open tasks."""
+        above = f"{_namespace(at)}|" if _namespace(at) else ""
+        for task in at.tasks:
+            yield replace(call, key=f"task:{above}{task.name}:{task.id}:{call.call_id}")
+
+    def _is_proven(self, at: StateSnapshot) -> bool:
+        """Say whether the tools of the open calls could run through the journal only."""
+        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        bodies = [nodes[task.name].bound for task in at.tasks if not task.result and task.name in nodes]
+        return bool(bodies) and all(seams.holds_tool_node(body) for body in bodies)
+
+    async def _refuse_lost(self, snapshot: StateSnapshot) -> None:
+        """Refuse where tools would run again and nothing could stop it."""
+        mine = [row for row in await self._run.journal.rows() if row.invocation_number == self._run.context.lease[0]]
+        known, entered = set[str](), list[PregelTask]()
+        for at in _deep(snapshot):
+            known.update(message.id or "" for message in messages_of(at.values, self._key) if at.values)
+            if self._open_of(at) is None:
+                nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+                entered += [
+                    task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
+                ]
+        for row in mine:
+            if row.state not in (CallState.STARTED, CallState.DONE):
+                continue
+            if row.key.startswith("task:"):
+                if any(task.id in row.key for task in entered):
+                    raise RunFailed(
+                        "cannot_recover",
+                        f"a node of the graph runs tools and the model by itself, and the tool {row.name!r} had started "
+                        "there: entering it again would run tools twice. Use a ToolNode, or send a new message",
+                    )
+            elif row.key.rpartition(":")[0] not in known:
+                raise RunFailed(
+                    "cannot_recover",
+                    f"the tool {row.name!r} ran for a model answer that no checkpoint holds (a subgraph with "
+                    "checkpointer=False, or one the graph reaches in a way that cannot be seen)",
+                )
+
+    # Close ----------------------------------------------------------------------------------------------------------
+
+    async def _close(self, snapshot: StateSnapshot) -> list[AnyMessage]:
+        """Return the answers of the calls an earlier run left open, to be put before a new message."""
+        return await self._closed(snapshot, root=True)
+
+    async def _closed(self, at: StateSnapshot, *, root: bool) -> list[AnyMessage]:
+        """For the graph itself the missing answers; for a subgraph its whole conversation, closed."""
+        graph, changed = self._graph.guarded, False
+        for task in at.tasks:
+            inner = await self._closed(task.state, root=False) if _is_cut_off(task) else []  # type: ignore[arg-type]
+            if inner:
+                await graph.aupdate_state(self._at(at, closing=True), None, as_node=END)
+                await graph.aupdate_state(self._at(at, closing=True), {self._key: inner}, as_node=task.name)
+                changed = True
+        if changed:
+            at = await graph.aget_state(self._at(at, closing=True))
+        opened = self._open_of(at)
+        answers: list[AnyMessage] = []
+        if opened is not None:
+            answers = [*await self._answers(at, opened)]
+            if any(task.result for task in at.tasks):
+                await graph.aupdate_state(self._at(at, closing=True), None, as_node=END)
+        if root:
+            return answers
+        if answers:
+            node = next((task.name for task in at.tasks if not task.result), START)
+            await graph.aupdate_state(self._at(at, closing=True), {self._key: answers}, as_node=node)
+        if answers or changed:
+            at = await graph.aget_state(self._at(at, closing=True))
+        return messages_of(at.values, self._key)
+
+    # Run ------------------------------------------------------------------------------------------------------------
+
+    async def _go(self, input: Any) -> Result:
+        try:
+            stream = self._graph.guarded.astream(
+                input, self._config, stream_mode=STREAM_MODES, subgraphs=True, durability="sync"
+            )  # type: ignore[call-overload]
+            async for namespace, mode, payload in stream:
+                self._observer.take(namespace, mode, payload)
+        finally:
+            self._observer.end()
+        return self._result(await self._state())
+
+    async def _state(self) -> StateSnapshot:
+        return await self._graph.state(self._config)
+
+    def _at(self, snapshot: StateSnapshot, *, closing: bool = False) -> RunnableConfig:
+        """Return where to update a state. What is closed before the input must not look as if the input were in."""
+        return cast(
+            RunnableConfig,
+            {
+                **self._config,
+                **({"metadata": {}} if closing else {}),
+                "configurable": {**self._config["configurable"], "checkpoint_ns": _namespace(snapshot)},
+            },
+        )
+
+    @property
+    def _id(self) -> str:
+        return self._run.context.invocation_id
+
+    # Result ---------------------------------------------------------------------------------------------------------
+
+    def _result(self, snapshot: StateSnapshot) -> Result:
+        messages = self._of_this_turn(messages_of(snapshot.values, self._key))
+        usage = total(usage_of(message) for message in messages)
+        self._run.context.usage = usage or None
+        if snapshot.interrupts:
+            return interrupt_of(snapshot)
+        last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
+        return output(
+            text=last.text if last is not None else "",
+            messages=[as_json(message) for message in messages],
+            usage=usage,
+            stop_reason=stop_reason(last).value if last is not None else "stop",
+            state=self._graph.other_state(snapshot.values),
+        )
+
+    def _of_this_turn(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+        """Return what was said after the input of this run; after a resume, after the last message of a user."""
+        own = [index for index, message in enumerate(messages) if message.id == self._id]
+        human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
+        start = (own or human or [-1])[-1]
+        return list(messages[start + 1 :])
+
+
+def interrupt_of(snapshot: StateSnapshot) -> Interrupt:
+    """Say what a waiting graph waits for."""
+    approvals: list[dict[str, Any]] = []
+    questions: list[dict[str, Any]] = []
+    for interrupt in snapshot.interrupts:
+        value = interrupt.value
+        if isinstance(value, Mapping) and "action_requests" in value:
+            approvals += _approvals(interrupt.id, value)
+        else:
+            questions.append({"id": interrupt.id, "value": value})
+    reason = "approval_required" if approvals else "input_required"
+    return Interrupt(reason, tuple(approvals), tuple(questions))
+
+
+def _approvals(id: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    configs = {config.get("action_name"): config for config in value.get("review_configs", [])}
+    return [
+        {
+            "id": f"{id}:{index}",
+            "interrupt_id": id,
+            "name": request["name"],
+            "arguments": request.get("args") or request.get("arguments"),
+            "description": request.get("description"),
+            "allowed": list(configs.get(request["name"], {}).get("allowed_decisions", [])),
+        }
+        for index, request in enumerate(value["action_requests"])
+    ]
+
+
+def _invocation(snapshot: StateSnapshot) -> object:
+    return (snapshot.metadata or {}).get("invocation_id")
+
+
+def _namespace(snapshot: StateSnapshot) -> str:
+    return str(snapshot.config["configurable"].get("checkpoint_ns", ""))
+
+
+def _is_cut_off(task: PregelTask) -> bool:
+    return isinstance(task.state, StateSnapshot) and not task.result
+
+
+def _deep(snapshot: StateSnapshot) -> Iterator[StateSnapshot]:
+    """The state of the graph, then those of its subgraphs."""
+    yield snapshot
+    for task in snapshot.tasks:
+        if isinstance(task.state, StateSnapshot):
+            yield from _deep(task.state)

@@ -1,0 +1,18 @@
+"""The seam between agent frameworks and the kit, built once for all of them."""
+
+from outlast.adapters.journal import CurrentToolCall, current_tool_call
+from outlast.adapters.local import LocalStore, open_store
+from outlast.adapters.protocol import AgentAdapter, DurableAgent
+from outlast.adapters.session import ChatSession, Reply, SyncChatSession
+
+__all__ = [
+    "AgentAdapter",
+    "ChatSession",
+    "CurrentToolCall",
+    "DurableAgent",
+    "LocalStore",
+    "Reply",
+    "SyncChatSession",
+    "current_tool_call",
+    "open_store",
+]

@@ -1,0 +1,80 @@
+"""What an adapter is to the rest of the kit, and the base that makes the engine's handlers of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Protocol
+
+from outlast.adapters.history import History
+from outlast.adapters.local import LocalStore
+from outlast.adapters.recovery import Result, Turn, recover_message, recover_resume
+from outlast.adapters.run import CURRENT_RUN, Run
+from outlast.adapters.session import ChatSession
+from outlast.core.errors import AgentResumeError
+from outlast.core.records import Kind
+from outlast.core.resume import ResumePoint
+from outlast.engine.context import InvocationContext
+from outlast.engine.handlers import AgentHandlers
+
+
+class AgentAdapter(Protocol):
+    """What a server needs of an agent."""
+
+    name: str
+    framework: str
+
+    def handlers(self) -> AgentHandlers:
+        """Return the functions the engine calls."""
+        ...
+
+
+class DurableAgent(ABC):
+    """The base of the wrappers users hold. A framework's adapter says what a turn of it is; the rest is here."""
+
+    framework: str
+
+    def __init__(self, *, name: str, rerun_safe: Collection[str] = (), config_keys: Collection[str] = ()) -> None:
+        self.name = name
+        self.rerun_safe = frozenset(rerun_safe)
+        """Names of tools that may run again when nobody knows whether they ran."""
+        self.config_keys = frozenset(config_keys)
+        """Keys a request's `config` may have."""
+
+    @abstractmethod
+    def turn(self, run: Run) -> Turn:
+        """Return what the framework does for one run. Raise RunFailed (`invalid_input`) for an input it cannot take."""
+
+    @abstractmethod
+    async def require_resume_point(self, history: History) -> ResumePoint:
+        """Return how a history was interrupted. Reads only. Raise AgentResumeError when nothing can be resumed."""
+
+    async def resume_point(self, history: History) -> ResumePoint | None:
+        """Return how a history was interrupted, or None when there is nothing to resume. Reads only."""
+        try:
+            return await self.require_resume_point(history)
+        except AgentResumeError:
+            return None
+
+    def handlers(self) -> AgentHandlers:
+        """Return the functions the engine calls."""
+        return AgentHandlers(
+            invoke=self._invoke, recover=self._recover, resume=self._resume, config_keys=self.config_keys
+        )
+
+    def session(self, id: str, *, store: LocalStore | str | None = None) -> ChatSession:
+        """Return a conversation with this agent in this process, without a server."""
+        return ChatSession(self, id, store)
+
+    async def _invoke(self, context: InvocationContext) -> Result:
+        return await (await self._turn(context)).start()
+
+    async def _recover(self, context: InvocationContext) -> Result:
+        turn = await self._turn(context)
+        return await (recover_resume(turn) if context.kind is Kind.RESUME else recover_message(turn))
+
+    async def _resume(self, context: InvocationContext) -> Result:
+        return await (await self._turn(context)).resume()
+
+    async def _turn(self, context: InvocationContext) -> Turn:
+        run = await Run.of(context, rerun_safe=self.rerun_safe)
+        CURRENT_RUN.set(run)
+        return self.turn(run)

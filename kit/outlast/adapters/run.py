@@ -1,0 +1,102 @@
+"""One attempt as an adapter sees it."""
+
+import asyncio
+from collections.abc import Collection, Coroutine, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from outlast.adapters.events import Event, EventWriter, LogSummary, summarise
+from outlast.adapters.history import Checkpoint, History, PendingWrite, thread_name
+from outlast.adapters.journal import Outcome, ToolCall, ToolJournal
+from outlast.core import faults
+from outlast.core.errors import RunFailed
+from outlast.engine.context import InvocationContext
+from outlast.store import checkpoints, journal
+
+T = TypeVar("T")
+
+
+class Run:
+    """The context of an attempt with what adapters build on it: the history, the tool journal, the events."""
+
+    def __init__(self, context: InvocationContext, *, summary: LogSummary, rerun_safe: Collection[str]) -> None:
+        self.context = context
+        self.history = History(
+            context.store,
+            scope=context.scope,
+            thread=thread_name(context.principal, context.session_id or context.invocation_id),
+        )
+        self.events = EventWriter(context, summary)
+        self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
+
+    @classmethod
+    async def of(cls, context: InvocationContext, *, rerun_safe: Collection[str] = ()) -> "Run":
+        """Begin an attempt; in a later one, withdraw what the dead attempt left unfinished in the log."""
+        summary = await summarise(context.store, context.lease[0]) if context.is_recovery else LogSummary()
+        run = cls(context, summary=summary, rerun_safe=rerun_safe)
+        run.events.supersede()
+        return run
+
+    async def commit_head(
+        self,
+        namespace: str,
+        checkpoint_id: str,
+        *,
+        checkpoint: Checkpoint | None = None,
+        calls: Sequence[ToolCall] = (),
+        closed: Sequence[tuple[ToolCall, Outcome]] = (),
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Make a checkpoint the one this history goes on from, with the calls, results and events it makes true.
+
+        One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
+        """
+        faults.reach("checkpoint.before_put")
+        parts = [] if checkpoint is None else [checkpoints.put(checkpoint)]
+        parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
+        parts.extend(self.journal.pending(calls))
+        parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
+        await self.context.write(events=events, parts=parts, progress=True)
+        faults.reach("checkpoint.after_put")
+
+    async def commit_writes(
+        self,
+        namespace: str,
+        checkpoint_id: str,
+        writes: Sequence[PendingWrite],
+        *,
+        replace: bool,
+        uses: Sequence[str] = (),
+    ) -> None:
+        """Store pending writes of a checkpoint, under the lease, with notes of what they use up."""
+        parts = checkpoints.put_writes(
+            scope=self.history.scope, namespace=namespace, checkpoint_id=checkpoint_id, writes=writes, replace=replace
+        )
+        await self.context.write(parts=[*parts, *map(self.journal.used, uses)])
+
+    async def assured(self) -> None:
+        """Wait until this attempt certainly still owns the run. Raises LeaseLost."""
+        await self.context.assured()
+
+    @property
+    def on_loop(self) -> bool:
+        """Whether the calling thread is the one the run's loop runs in."""
+        try:
+            return asyncio.get_running_loop() is self.context.loop
+        except RuntimeError:
+            return False
+
+    def blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something of the run from a thread of a synchronous tool or node."""
+        if self.on_loop:
+            work.close()
+            raise RunFailed(
+                "blocking_call",
+                "a tool or graph was called without `await` inside `async` code, where it cannot be made durable; "
+                "use its `ainvoke`, or make the calling function a plain `def`",
+            )
+        return asyncio.run_coroutine_threadsafe(work, self.context.loop).result()
+
+
+CURRENT_RUN: ContextVar[Run | None] = ContextVar("outlast_run", default=None)
+"""The run that the code of a framework is executing for."""

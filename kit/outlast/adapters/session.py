@@ -1,0 +1,246 @@
+"""A conversation with an agent in this process: `run`, `stream`, `resume`, each durable like a server's runs."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outlast.adapters.history import History
+from outlast.adapters.local import Agent, LocalStore, open_store
+from outlast.adapters.portal import portal
+from outlast.core import jsontext
+from outlast.core.errors import AgentResumeError, Conflict, RunFailed, SessionBusy
+from outlast.core.records import Invocation, Kind, OnActive, Request, Status
+from outlast.core.resume import ResumePoint
+from outlast.engine import locks
+from outlast.engine.engine import Engine
+from outlast.store.store import Store
+
+PRINCIPAL = "local"
+RESUME_REASONS = frozenset(
+    {"completed", "refused", "awaiting_approval", "context_full", "unknown_stop", "empty", "malformed"}
+)
+LOOK_AGAIN_SECONDS = 0.05
+
+
+class ResumableAgent(Agent, Protocol):
+    """An agent that knows how its histories were interrupted."""
+
+    async def require_resume_point(self, history: History) -> ResumePoint: ...
+    async def resume_point(self, history: History) -> ResumePoint | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a run ended. `interrupt` says what a person has to decide before the session goes on."""
+
+    invocation_id: str
+    text: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
+    usage: Mapping[str, Any] | None = None
+    stop_reason: str | None = None
+    interrupt: Mapping[str, Any] | None = None
+    output: Any = None
+    """All that the agent returned."""
+
+
+class ChatSession:
+    """One conversation. Get it from `agent.session(id)`."""
+
+    def __init__(self, agent: ResumableAgent, id: str, store: LocalStore | str | None) -> None:
+        self.id = id
+        self._agent = agent
+        self._local = store if isinstance(store, LocalStore) else open_store(*([store] if store else []))
+
+    @property
+    def sync(self) -> "SyncChatSession":
+        """The same methods for code without asyncio."""
+        return SyncChatSession(self)
+
+    async def run(self, message: Any, *, id: str | None = None, wait: float = 0) -> Reply:
+        """Run the agent on a message and return its reply.
+
+        Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
+        failed. The same `id` again returns the same run.
+        """
+        return _reply(await self._ended(self.stream(message, id=id, wait=wait)))
+
+    async def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
+        """Run the agent on a message and give its events; the last one, `agent.run.finished`, has the reply.
+
+        Leaving the iteration early does not stop the run.
+        """
+        engine = await self._local.engine(self._agent)
+        id = id or str(uuid.uuid4())
+        if (dead := await self._free(engine, wait, keep=id)) is not None:
+            await self._adopt(engine, dead)
+        invocation = await self._accept(engine, Kind.MESSAGE, message, id, wait)
+        async for event in _followed(engine, invocation, 0):
+            yield event
+
+    async def resume(self, *, wait: float = 0) -> Reply:
+        """Go on where the session was interrupted and return the reply.
+
+        A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
+        and RunFailed as `run` does.
+        """
+        return _reply(await self._ended(self.stream_resume(wait=wait)))
+
+    async def stream_resume(self, *, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
+        """Go on where the session was interrupted and give the events from there."""
+        engine = await self._local.engine(self._agent)
+        after, run = 0, await self._free(engine, wait)
+        if run is not None:
+            after = await engine.store.read.last_position(run.number)
+            await self._adopt(engine, run)
+        else:
+            await self._agent.require_resume_point(await self._history(engine.store))
+            run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
+        async for event in _followed(engine, run, after):
+            yield event
+
+    async def resume_point(self) -> ResumePoint | None:
+        """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing."""
+        store = await self._local.store()
+        history = await History.of_session(store, PRINCIPAL, self.id)
+        return None if history is None else await self._agent.resume_point(history)
+
+    async def _history(self, store: Store) -> History:
+        history = await History.of_session(store, PRINCIPAL, self.id)
+        if history is None:
+            raise AgentResumeError("empty")
+        return history
+
+    async def _accept(self, engine: Engine, kind: Kind, input: Any, id: str, wait: float) -> Invocation:
+        request = Request.of(
+            principal=PRINCIPAL, id=id, session_id=self.id, agent=self._agent.name, input=input, kind=kind,
+            on_active=OnActive.REJECT,
+        )  # fmt: skip
+        give_up = asyncio.get_running_loop().time() + wait
+        while True:
+            try:
+                return await engine.accept(request)
+            except Conflict as error:
+                if error.code != "session_active":
+                    raise
+                if asyncio.get_running_loop().time() >= give_up:
+                    raise SessionBusy(f"session {self.id!r} is running") from error
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+
+    async def _adopt(self, engine: Engine, dead: Invocation) -> None:
+        if not await engine.adopt(dead):
+            raise SessionBusy(f"another process goes on with session {self.id!r}")
+
+    async def _free(self, engine: Engine, wait: float, *, keep: str | None = None) -> Invocation | None:
+        """Return the run of the session whose process died, if there is one; None when the session is free.
+
+        With `keep`, only the run of that id is returned, and another one is ended: the user goes on without it. Raises
+        SessionBusy while a living worker has a run.
+        """
+        held, give_up = 0, asyncio.get_running_loop().time() + wait
+        while (found := await self._unfinished(engine.store)) is not None:
+            if found.status is Status.QUEUED and found.attempt > 0:
+                if keep in (None, found.id):
+                    return found
+                await engine.cancel(PRINCIPAL, found.id)
+                continue
+            # A takeover may happen between two reads; who is held is held when looked at again.
+            held = held + 1 if await _is_held(engine.store, found) else 0
+            if held > 1 and found.id == keep:
+                return None
+            if held > 1 and asyncio.get_running_loop().time() >= give_up:
+                raise SessionBusy(f"session {self.id!r} is running")
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return None
+
+    async def _unfinished(self, store: Store) -> Invocation | None:
+        """Return the oldest run of the session that is not final."""
+        for status in (Status.RUNNING, Status.QUEUED):
+            found = await store.read.listed(
+                PRINCIPAL, session_id=self.id, status=status, agent=None, metadata={}, before=None, limit=1000
+            )
+            if found:
+                return found[-1]
+        return None
+
+    async def _ended(self, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+        end: dict[str, Any] = {}
+        async for event in events:
+            end = event
+        return end
+
+
+class SyncChatSession:
+    """A conversation for code without asyncio; every method blocks."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+
+    def run(self, message: Any, *, id: str | None = None, wait: float = 0) -> Reply:
+        return portal().call(self._session.run(message, id=id, wait=wait))
+
+    def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._session.stream(message, id=id, wait=wait))
+
+    def resume(self, *, wait: float = 0) -> Reply:
+        return portal().call(self._session.resume(wait=wait))
+
+    def stream_resume(self, *, wait: float = 0) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._session.stream_resume(wait=wait))
+
+    def resume_point(self) -> ResumePoint | None:
+        return portal().call(self._session.resume_point())
+
+    def close(self) -> None:
+        """Close the session's store for code without asyncio."""
+        portal().call(self._session._local.close())
+
+
+async def _is_held(store: Store, run: Invocation) -> bool:
+    """Say whether a worker that lives, or may live, has a run."""
+    if run.status is Status.QUEUED:
+        return True
+    holder = next((worker for worker in await store.read.workers() if worker.id == run.holder), None)
+    if holder is None:
+        return False
+    here = holder.host == locks.host_id() and holder.lock_file is not None
+    return not (here and locks.is_free(holder.lock_file or ""))
+
+
+async def _followed(engine: Engine, invocation: Invocation, after: int) -> AsyncIterator[dict[str, Any]]:
+    with await engine.follow(invocation, after=after) as follower:
+        while not follower.done:
+            for entry in await follower.next(timeout=1.0):
+                yield jsontext.decode(entry.text)
+            if follower.closed and not follower.done:
+                raise RunFailed("store_closed", "the store was closed while the run was going on")
+        assert follower.final is not None
+        yield _end(follower.final)
+
+
+def _end(final: Invocation) -> dict[str, Any]:
+    """Return the last event of a stream."""
+    event: dict[str, Any] = {
+        "type": "agent.run.finished", "invocation_id": final.id, "status": final.status.value, "reply": None
+    }  # fmt: skip
+    if final.status is Status.FAILED:
+        return event | {"error": jsontext.decode(final.error or "{}")}
+    output = None if final.output is None else jsontext.decode(final.output)
+    interrupt = None if final.interrupt is None else jsontext.decode(final.interrupt)
+    usage = None if final.usage is None else jsontext.decode(final.usage)
+    said = output if isinstance(output, dict) else {}
+    reply = Reply(
+        final.id, str(said.get("text", "")), said.get("messages", ()), said.get("usage", usage),
+        said.get("stop_reason"), interrupt, output,
+    )  # fmt: skip
+    return event | {"output": output, "interrupt": interrupt, "reply": reply}
+
+
+def _reply(end: Mapping[str, Any]) -> Reply:
+    if (error := end.get("error")) is not None:
+        if error["code"] in RESUME_REASONS:
+            raise AgentResumeError(error["code"], error["message"])
+        raise RunFailed(error["code"], error["message"])
+    reply: Reply = end["reply"]
+    return reply

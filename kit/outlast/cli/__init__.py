@@ -1,0 +1,5 @@
+"""The command `outlast`."""
+
+from outlast.cli.app import main
+
+__all__ = ["main"]

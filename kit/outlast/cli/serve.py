@@ -1,0 +1,169 @@
+"""`outlast serve`: uvicorn with one process or several, a line that says when it is ready, and a clean end."""
+
+import http.client
+import ipaddress
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from outlast.cli import worker
+from outlast.cli.errors import FAILED, USAGE, fail
+from outlast.cli.target import load
+from outlast.core.errors import OutlastError
+from outlast.server import DurableAgentServer
+from outlast.server.runtime import LEAVE_SECONDS
+
+READY_POLL_SECONDS = 0.1
+
+
+def serve(
+    target: Annotated[str, typer.Argument(help="module:object or path.py:object: a server, an adapter, or an agent.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    store: Annotated[
+        str | None, typer.Option(help="Store URL; default: what the program or OUTLAST_STORE says.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the port and the store.")] = 1,
+    insecure: Annotated[bool, typer.Option(help="Let everybody who can reach the address use the agents.")] = False,
+) -> None:
+    """Serve an agent."""
+    worker.log_to_stderr()
+    try:
+        server = load(target)
+    except OutlastError as error:
+        fail(str(error), USAGE)
+    if not (insecure or server.authenticated or _is_loopback(host)):
+        fail(f"{host} can be reached from other machines and there is no authentication; add --insecure to allow it",
+             USAGE)  # fmt: skip
+    listening = _bind(host, port)
+    # Before the app is up, uvicorn raises the signal again at its end; this makes that end a clean one too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if workers == 1:
+        _run_here(server, store, host, listening)
+    else:
+        _run_workers(server, target, store, host, listening, workers)
+
+
+def _run_here(server: DurableAgentServer, store: str | None, host: str, listening: socket.socket) -> None:
+    server.store_url = store or server.store_url
+    quiet = worker.quieten(server, say=False)
+    try:
+        _Server(_config(server, server), host, listening).run([listening])
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except SystemExit:
+        if quiet.error is None:
+            raise
+        fail(str(quiet.error), FAILED)
+
+
+class _Server(uvicorn.Server):
+    """Says when requests are answered."""
+
+    def __init__(self, config: uvicorn.Config, host: str, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._address = _address(host, listening)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            _say_ready(self._address)
+
+
+def _run_workers(
+    server: DurableAgentServer, target: str, store: str | None, host: str, listening: socket.socket, workers: int
+) -> None:
+    os.environ[worker.ASKED] = json.dumps({"target": target, "store": store})
+    config = _config(server, f"{worker.__name__}:app", factory=True, workers=workers)
+    threading.Thread(target=_watch_ready, args=(host, listening), daemon=True).start()
+    supervisor = Multiprocess(config, [listening])
+    supervisor.run()
+    if any(process.process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        fail("the workers did not start; see above", FAILED)
+
+
+def _watch_ready(host: str, listening: socket.socket) -> None:
+    """Ask until a worker answers; the socket itself is there before any of them."""
+    name, port = _reachable(host), listening.getsockname()[1]
+    while True:
+        connection = http.client.HTTPConnection(name, port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == http.client.OK:
+                break
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        time.sleep(READY_POLL_SECONDS)
+    _say_ready(_address(host, listening))
+
+
+def _say_ready(address: str) -> None:
+    print(f"Outlast is ready on {address}", file=sys.stderr, flush=True)
+
+
+def _config(server: DurableAgentServer, app: Any, **options: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        access_log=False,
+        lifespan="on",
+        log_config=None,
+        log_level=logging.WARNING,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(server.settings.engine.drain_timeout + LEAVE_SECONDS),
+        **options,
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything starts, so that a taken one is found while nothing runs yet."""
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror or error}", FAILED)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    listening.set_inheritable(True)
+    return listening
+
+
+def _address(host: str, listening: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}"
+
+
+def _reachable(host: str) -> str:
+    """Return where a client on this machine finds a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

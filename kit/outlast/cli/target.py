@@ -1,0 +1,79 @@
+"""From `module:object` or `path.py:object` to a server."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from outlast.core.errors import OutlastError
+from outlast.server import DurableAgentServer
+
+
+class BadTarget(OutlastError):
+    """There is no such thing to serve; the message is for people, on one line."""
+
+    code = "bad_target"
+
+
+def load(target: str) -> DurableAgentServer:
+    """Import a target and return its server, made around it when it is an agent. Raise OutlastError."""
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise BadTarget(f"{target!r} is no target; use module:object or path.py:object, e.g. main:app")
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    except BadTarget:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadTarget(f"importing {place} failed: {type(error).__name__}: {error}{_where(error)}") from error
+    if not hasattr(module, name):
+        raise BadTarget(f"{place} has no {name!r}{_suggestion(module)}")
+    found = getattr(module, name)
+    server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found)
+    server.check()
+    return server
+
+
+def _file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise BadTarget(f"there is no file {path}")
+    _importable(path.parent)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadTarget(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    _importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise BadTarget(f"there is no module {name!r} here or installed; try path/to/file.py:object") from error
+        raise
+
+
+def _importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _where(error: BaseException) -> str:
+    """Name the line that raised, relative to the current folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return ""
+    return f" ({os.path.relpath(frames[-1].filename)}:{frames[-1].lineno})"
+
+
+def _suggestion(module: ModuleType) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, DurableAgentServer))
+    return f"; it has {', '.join(names)}" if names else ""

@@ -1,0 +1,55 @@
+"""What every serving process sets up, and the app that a child of `outlast serve --workers N` loads."""
+
+import json
+import logging
+import os
+import sys
+
+from outlast.cli.target import load
+from outlast.core.errors import OutlastError
+from outlast.server import DurableAgentServer
+
+ASKED = "OUTLAST_SERVE"
+"""Environment variable by which the parent tells its children what to serve, as JSON."""
+
+
+def app() -> DurableAgentServer:
+    """Load what the parent was asked to serve."""
+    log_to_stderr()
+    asked = json.loads(os.environ[ASKED])
+    server = load(asked["target"])
+    server.store_url = asked["store"] or server.store_url
+    quieten(server, say=True)
+    return server
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class Quiet(logging.Filter):
+    """Replaces uvicorn's traceback of a failed start by our own sentence, or by nothing, when we have one."""
+
+    def __init__(self, server: DurableAgentServer, *, say: bool) -> None:
+        super().__init__()
+        self._server, self._say = server, say
+
+    @property
+    def error(self) -> OutlastError | None:
+        return self._server.start_error
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self.error is None:
+            return True
+        if not self._say or "Traceback" not in record.getMessage():
+            return False
+        record.msg, record.args = f"the server cannot start: {self.error}", ()
+        return True
+
+
+def quieten(server: DurableAgentServer, *, say: bool) -> Quiet:
+    """Keep uvicorn from showing tracebacks of errors that say themselves what to do."""
+    quiet = Quiet(server, say=say)
+    logging.getLogger("uvicorn.error").addFilter(quiet)
+    return quiet

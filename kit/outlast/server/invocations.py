@@ -1,0 +1,260 @@
+"""`/api/invocations`: plain Starlette routes with hand checks, for they are the hot path."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from outlast.core import ids, jsontext
+from outlast.core.errors import InvalidRequest, NotFound
+from outlast.core.records import Invocation, Status
+from outlast.engine import RequestAuth
+from outlast.server import body
+from outlast.server.principal import caller
+from outlast.server.problems import RETRY_AFTER_SECONDS, Endpoint, answered, problem
+from outlast.server.runtime import Runtime
+from outlast.server.streams import EventStream
+from outlast.wires.native import accept, project
+
+PAGE = 50
+LARGEST_PAGE = 500
+EVENTS_PAGE_BYTES = 4 << 20
+JSON = "application/json"
+NO_STORE = {"Cache-Control": "no-store"}
+
+_INTEGER = re.compile(r"[0-9]{1,18}")
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?:$|[,;])")
+
+
+class Serving(Protocol):
+    """What the routes need of their server."""
+
+    prefix: str
+
+    def runtime(self) -> Runtime:
+        """Return what runs. Raises NotStarted before the lifespan began."""
+        ...
+
+    def agent_names(self) -> Sequence[str]: ...
+
+
+class Invocations:
+    """The endpoints of one server."""
+
+    def __init__(self, server: Serving) -> None:
+        self._server = server
+
+    def routes(self) -> list[BaseRoute]:
+        root = f"{self._server.prefix}/api/invocations"
+        one = f"{root}/{{id}}"
+        return [
+            _route(root, {"POST": self.post, "GET": self.list, "HEAD": self.list}),
+            _route(one, {"GET": self.get, "HEAD": self.get, "DELETE": self.delete}),
+            _route(f"{one}/events", {"GET": self.events}),
+            _route(f"{one}/cancel", {"POST": self.cancel}),
+            # Whatever else begins like this is answered here: no redirect, and no page of the app around.
+            Route(f"{root}/{{rest:path}}", _Methods({}, "there is nothing at this path"), include_in_schema=False),
+        ]
+
+    async def post(self, request: Request) -> Response:
+        """Accept a request and answer in the mode it asks for."""
+        runtime = self._server.runtime()
+        auth = caller(request)
+        cursor = _cursor(request)
+        ask = accept.message(
+            jsontext.parse(await body.read(request, runtime.settings.max_body_bytes)),
+            idempotency_key=request.headers.get("idempotency-key"),
+            principal=auth.principal,
+            agents=self._server.agent_names(),
+        )
+        return await self.answer(request, runtime, ask, auth, cursor)
+
+    async def answer(
+        self, request: Request, runtime: Runtime, ask: accept.Ask, auth: RequestAuth, cursor: int
+    ) -> Response:
+        """Store what is asked and answer: the stream, the object, or where to find it."""
+        if ask.stream and cursor:
+            await _check_cursor(runtime, ask, cursor)
+        # Without a credential there is nothing to remember for the attempt.
+        invocation = await runtime.engine.accept(ask.request, auth=auth if auth.credential else None)
+        base = self._base(request)
+        if ask.stream:
+            return await self._stream(request, runtime, invocation, cursor)
+        if ask.background:
+            return _accepted(invocation, base)
+        final = await runtime.engine.wait(invocation, _patience(request, runtime.settings.sync_wait))
+        return _object(final, base) if final.status.final else _accepted(final, base)
+
+    async def get(self, request: Request) -> Response:
+        return _object(await self._find(request), self._base(request))
+
+    async def list(self, request: Request) -> Response:
+        """Newest first; `cursor` is the `next_cursor` of the page before."""
+        query = _query(request, ("session_id", "status", "agent", "cursor", "limit"), labels=True)
+        limit = _limit(query.get("limit"))
+        found = await self._server.runtime().store.read.listed(
+            caller(request).principal,
+            session_id=None if "session_id" not in query else ids.session_id(query["session_id"]),
+            status=_status(query.get("status")),
+            agent=query.get("agent"),
+            metadata={key.partition(".")[2]: value for key, value in query.items() if key.startswith("metadata.")},
+            before=_position(query.get("cursor")) if query.get("cursor") else None,
+            limit=limit + 1,
+        )
+        shown = found[:limit]
+        cursor = shown[-1].number if len(found) > limit else None
+        return _json(project.invocations(shown, self._base(request), cursor))
+
+    async def events(self, request: Request) -> Response:
+        """Stream the log from a position on, or give a page of it as JSON."""
+        cursor = _cursor(request)
+        runtime = self._server.runtime()
+        invocation = await self._find(request)
+        if _prefers_json(request.headers.get("accept", "")):
+            return await _page(request, runtime, invocation, cursor)
+        return await self._stream(request, runtime, invocation, cursor)
+
+    async def cancel(self, request: Request) -> Response:
+        runtime = self._server.runtime()
+        cancelled = await runtime.engine.cancel(caller(request).principal, _id(request))
+        return _object(cancelled, self._base(request), 200 if cancelled.status.final else 202)
+
+    async def delete(self, request: Request) -> Response:
+        runtime = self._server.runtime()
+        await runtime.engine.delete(caller(request).principal, _id(request))
+        return Response(status_code=204)
+
+    async def _find(self, request: Request) -> Invocation:
+        return await self._server.runtime().engine.get(caller(request).principal, _id(request))
+
+    async def _stream(self, request: Request, runtime: Runtime, invocation: Invocation, cursor: int) -> Response:
+        base = self._base(request)
+        return EventStream(
+            await runtime.engine.follow(invocation, after=cursor),
+            runtime.streams,
+            keep_alive=runtime.settings.keep_alive,
+            render_end=lambda final: project.end(final, base),
+        )
+
+    def _base(self, request: Request) -> str:
+        root: str = request.scope.get("root_path", "")
+        return root.rstrip("/") + self._server.prefix
+
+
+class _Methods:
+    """One path's endpoints by method, as an ASGI app; it answers 405 itself, whatever app it is part of."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], missing: str | None = None) -> None:
+        self._endpoints = {method: answered(endpoint) for method, endpoint in endpoints.items()}
+        self._missing = missing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        endpoint = self._endpoints.get(request.method)
+        response = await endpoint(request) if endpoint is not None else self._refusal(request.method)
+        await response(scope, receive, send)
+
+    def _refusal(self, method: str) -> Response:
+        if self._missing is not None:
+            return problem(404, "not_found", self._missing)
+        allowed = ", ".join(sorted(self._endpoints))
+        return problem(405, "method_not_allowed", f"this path answers {allowed}", headers={"Allow": allowed})
+
+
+def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    return Route(path, _Methods(endpoints), include_in_schema=False)
+
+
+def _object(record: Invocation, base: str, status: int = 200) -> Response:
+    return _json(project.invocation(record, base), status)
+
+
+def _accepted(record: Invocation, base: str) -> Response:
+    headers = {"Location": project.status_path(record.id, base), "Retry-After": str(RETRY_AFTER_SECONDS)}
+    return _json(project.accepted(record, base), 202, headers)
+
+
+def _json(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(text, status, {**NO_STORE, **(headers or {})}, JSON)
+
+
+async def _page(request: Request, runtime: Runtime, invocation: Invocation, cursor: int) -> Response:
+    """A page of the log. There is a next cursor until the log is complete and was returned to its end."""
+    query = _query(request, ("after", "limit"))
+    limit = _limit(query.get("limit"))
+    entries = await runtime.store.read.events(invocation.number, after=cursor, limit=limit, max_bytes=EVENTS_PAGE_BYTES)
+    last = entries[-1].position if entries else cursor
+    complete = invocation.status.final and last >= invocation.last_position
+    return _json(project.events(entries, None if complete else last))
+
+
+async def _check_cursor(runtime: Runtime, ask: accept.Ask, cursor: int) -> None:
+    """Refuse a bad cursor before anything is stored."""
+    try:
+        known = await runtime.engine.get(ask.request.principal, ask.request.id)
+    except NotFound:
+        raise InvalidRequest(
+            f"the cursor {cursor} is beyond the last event: this invocation is new",
+            code="invalid_cursor",
+            field="after",
+        ) from None
+    with await runtime.engine.follow(known, after=cursor):
+        pass
+
+
+def _id(request: Request) -> str:
+    return ids.invocation_id(request.path_params["id"])
+
+
+def _cursor(request: Request) -> int:
+    """The larger of the two counts: a browser that reconnects sends the header, and its URL still has the old `after`."""
+    return max(_position(request.query_params.get("after")), _position(request.headers.get("last-event-id")))
+
+
+def _position(text: str | None) -> int:
+    if not text:
+        return 0
+    if not _INTEGER.fullmatch(text):
+        raise InvalidRequest("a cursor must be an integer that this server gave", code="invalid_cursor", field="after")
+    return int(text)
+
+
+def _prefers_json(accepted: str) -> bool:
+    return JSON in accepted and EventStream.media_type not in accepted
+
+
+def _patience(request: Request, sync_wait: float | None) -> float | None:
+    """Return how long to wait for the end of a run, in seconds, or None for as long as it takes."""
+    asked = _WAIT.search(", ".join(request.headers.getlist("prefer")))
+    if asked is None:
+        return sync_wait
+    return float(asked[1]) if sync_wait is None else min(float(asked[1]), sync_wait)
+
+
+def _query(request: Request, known: Sequence[str], *, labels: bool = False) -> dict[str, str]:
+    """Return the query, checked: a mistyped filter must not list everything."""
+    query = dict(request.query_params)
+    for name in query:
+        if name not in known and not (labels and name.startswith("metadata.")):
+            raise InvalidRequest(f"unknown query parameter {name[:64]!a}", code="unknown_parameter", field=name)
+    return query
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return PAGE
+    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
+        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
+    return int(text)
+
+
+def _status(text: str | None) -> Status | None:
+    if text is None:
+        return None
+    if text not in set(Status):
+        raise InvalidRequest(f"`status` must be one of {', '.join(Status)}", code="invalid_parameter", field="status")
+    return Status(text)

@@ -1,0 +1,192 @@
+"""The description of the hand-made routes, for /docs and generated clients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from outlast.core.records import Kind, OnActive, Status
+
+Schema = dict[str, Any]
+
+_TAGS = ["invocations"]
+_ANY: Schema = {"description": "Any JSON value."}
+_ID: Schema = {"type": "string", "format": "uuid"}
+_TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_STATUS: Schema = {"type": "string", "enum": list(Status)}
+_URLS: dict[str, Schema] = {"status_url": {"type": "string"}, "events_url": {"type": "string"}}
+
+
+def _object(properties: Mapping[str, Schema], required: list[str], description: str) -> Schema:
+    return {"type": "object", "description": description, "required": required, "properties": dict(properties)}
+
+
+SCHEMAS: dict[str, Schema] = {
+    "InvocationRequest": {
+        **_object(
+            {
+                "id": {**_ID, "description": "Made by the client, so that the request can be repeated safely."},
+                "input": _ANY,
+                "session_id": {**_TEXT_OR_NULL, "maxLength": 512, "description": "The conversation it belongs to."},
+                "stream": {"type": "boolean", "default": False, "description": "Answer with server-sent events."},
+                "background": {"type": "boolean", "default": False, "description": "Answer 202 at once."},
+                "agent": {**_TEXT_OR_NULL, "description": "Required when the server has several."},
+                "config": {"type": ["object", "null"], "description": "Settings that the agent declared."},
+                "on_active": {"type": "string", "enum": list(OnActive), "default": OnActive.QUEUE},
+                "timeout": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "Seconds."},
+                "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
+            },
+            ["input"],
+            "Either `id` or the Idempotency-Key header names the request.",
+        ),
+        "additionalProperties": False,
+    },
+    "Invocation": _object(
+        {
+            "id": _ID,
+            "session_id": _TEXT_OR_NULL,
+            "agent": {"type": "string"},
+            "status": _STATUS,
+            "kind": {"type": "string", "enum": list(Kind)},
+            "attempt": {"type": "integer"},
+            "created_at": _TIME,
+            "started_at": _TIME,
+            "finished_at": _TIME,
+            "output": {"description": "What the handler returned; only when completed."},
+            "error": _object(
+                {"code": {"type": "string"}, "message": {"type": "string"}}, ["code", "message"], "Only when failed."
+            ),
+            "interrupt": {"type": "object", "description": "What it needs a person for; only when interrupted."},
+            "usage": {"type": ["object", "null"]},
+            "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+            **_URLS,
+        },
+        ["id", "session_id", "status", "kind", "attempt", *_URLS],
+        "`completed`, `failed` and `interrupted` are final.",
+    ),
+    "AcceptedInvocation": _object(
+        {"id": _ID, "session_id": _TEXT_OR_NULL, "status": _STATUS, **_URLS},
+        ["id", "session_id", "status", *_URLS],
+        "Stored; it reaches a final state on some worker.",
+    ),
+    "Problem": _object(
+        {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "code": {"type": "string", "description": "What a program looks at."},
+        },
+        ["type", "title", "status", "detail", "code"],
+        "RFC 9457.",
+    ),
+}
+
+
+def described(schema: Schema, prefix: str) -> Schema:
+    """Add the invocation API to an OpenAPI document and return it."""
+    schema.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
+    schema.setdefault("paths", {}).update({f"{prefix}{path}": item for path, item in _PATHS.items()})
+    return schema
+
+
+def describe(app: FastAPI, prefix: str) -> None:
+    """Make an app's document describe the invocation API too."""
+    own = app.openapi
+    app.openapi = lambda: described(own(), prefix)  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _json(name: str) -> Schema:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _answer(description: str, content: Schema | None = None) -> Schema:
+    return {"description": description} if content is None else {"description": description, "content": content}
+
+
+def _page(item: Schema) -> Schema:
+    properties: dict[str, Schema] = {"items": {"type": "array", "items": item}, "next_cursor": _TEXT_OR_NULL}
+    return {"application/json": {"schema": _object(properties, list(properties), "One page.")}}
+
+
+def _query(name: str, schema: Schema, description: str, place: str = "query") -> Schema:
+    return {"name": name, "in": place, "required": False, "schema": schema, "description": description}
+
+
+def _operation(summary: str, name: str, answers: Mapping[str, Schema], **more: Any) -> Schema:
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        "tags": _TAGS,
+        "summary": summary,
+        "operationId": name,
+        "responses": {**answers, "default": _answer("A problem.", problem)},
+        **more,
+    }
+
+
+_STREAM: Schema = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = _object(
+    {"position": {"type": "integer"}, "attempt": {"type": "integer"}, "at": _TIME, "event": _ANY},
+    ["position", "attempt", "at", "event"],
+    "One entry of the log.",
+)
+_ONE: Schema = {"parameters": [{"name": "id", "in": "path", "required": True, "schema": _ID}]}
+_LIMIT = _query("limit", {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}, "Items in a page.")
+_LAST_EVENT_ID = _query("Last-Event-ID", {"type": "integer"}, "The same as `after`; the larger counts.", "header")
+_AFTER = _query("after", {"type": "integer", "minimum": 0, "default": 0}, "The last position that was seen.")
+
+_PATHS: dict[str, Schema] = {
+    "/api/invocations": {
+        "post": _operation(
+            "Run the agent. The same id again returns the same invocation.",
+            "create_invocation",
+            {
+                "200": _answer("The final invocation, or its events.", {**_json("Invocation"), **_STREAM}),
+                "202": _answer("It goes on in the background.", _json("AcceptedInvocation")),
+            },
+            requestBody={"required": True, "content": _json("InvocationRequest")},
+            parameters=[
+                _query("Idempotency-Key", _ID, "In place of `id`.", "header"),
+                _query("Prefer", {"type": "string"}, "`wait=N`: answer 202 after N seconds.", "header"),
+            ],
+        ),
+        "get": _operation(
+            "List invocations, newest first. `metadata.<label>=<value>` filters by a label.",
+            "list_invocations",
+            {"200": _answer("One page.", _page({"$ref": "#/components/schemas/Invocation"}))},
+            parameters=[
+                _query("session_id", {"type": "string"}, "Of one session."),
+                _query("status", _STATUS, "In one status."),
+                _query("agent", {"type": "string"}, "Of one agent."),
+                _query("cursor", {"type": "string"}, "The `next_cursor` of the page before."),
+                _LIMIT,
+            ],
+        ),
+    },
+    "/api/invocations/{id}": {
+        **_ONE,
+        "get": _operation("Get an invocation.", "get_invocation", {"200": _answer("It.", _json("Invocation"))}),
+        "delete": _operation("Remove a final invocation.", "delete_invocation", {"204": _answer("Removed.")}),
+    },
+    "/api/invocations/{id}/events": {
+        **_ONE,
+        "get": _operation(
+            "Follow the log to its end, or page through it as JSON.",
+            "get_invocation_events",
+            {"200": _answer("The events after the cursor.", {**_STREAM, **_page(_EVENT)})},
+            parameters=[_AFTER, _LAST_EVENT_ID, _LIMIT],
+        ),
+    },
+    "/api/invocations/{id}/cancel": {
+        **_ONE,
+        "post": _operation(
+            "Stop an invocation; one that runs is given time to stop.",
+            "cancel_invocation",
+            {
+                "200": _answer("It is final.", _json("Invocation")),
+                "202": _answer("It was asked to stop.", _json("Invocation")),
+            },
+        ),
+    },
+}

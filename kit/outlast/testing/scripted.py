@@ -1,0 +1,67 @@
+"""A model without a network: it says what a script tells it, and decides from the conversation where it is.
+
+It keeps no state of its own, so it goes on correctly in another process after a crash. It belongs to no framework;
+`outlast_langgraph.testing` makes a LangChain chat model of it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+History = Sequence[Mapping[str, Any]]
+"""Messages as `{"role", "content", …}`, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """A tool call a scripted model asks for."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    """The provider's call id; None for `call_<n>`, the same ones in every turn, as some providers do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One answer of a scripted model."""
+
+    text: str = ""
+    calls: Sequence[ScriptedCall] = ()
+    stop_reason: str | None = None
+
+    def call_ids(self) -> list[str]:
+        return [call.id or f"call_{number}" for number, call in enumerate(self.calls, start=1)]
+
+    def pieces(self) -> list[str]:
+        """Return the text in the pieces it is streamed in."""
+        return re.findall(r"\S+\s*", self.text)
+
+
+class Script:
+    """Answers for one turn: the n-th is given when the model has spoken n times since the last user message.
+
+    After the last one it is repeated. `on_call` sees every conversation the model is called with.
+    """
+
+    def __init__(
+        self, *answers: Say | str, delay_seconds: float = 0, on_call: Callable[[History], None] | None = None
+    ) -> None:
+        if not answers:
+            raise ValueError("a script needs at least one answer")
+        self.answers = [Say(answer) if isinstance(answer, str) else answer for answer in answers]
+        self.delay_seconds = delay_seconds
+        """Time between two pieces of text."""
+        self._on_call = on_call
+
+    def answer(self, history: History) -> Say:
+        """Return what the model says next."""
+        if self._on_call is not None:
+            self._on_call(history)
+        spoken = 0
+        for message in reversed(history):
+            if message["role"] == "user":
+                break
+            spoken += message["role"] == "assistant"
+        return self.answers[min(spoken, len(self.answers) - 1)]
