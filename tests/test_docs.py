@@ -12,7 +12,7 @@ from outlast import DurableAgentServer
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 PROGRAMS = [
@@ -23,15 +23,13 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_in_the_documentation_runs(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_in_the_documentation_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "outlast_langgraph" in program:
         pytest.importorskip("langgraph")
     monkeypatch.setenv("OUTLAST_STORE", f"sqlite:///{tmp_path}/state.db")
     program = program.replace("asyncio.sleep(1)", "asyncio.sleep(0)")
     names: dict[str, Any] = {"__name__": "main"}
-    exec(compile(program, "documentation", "exec"), names)
+    exec(compile(program, "documentation", "exec"), names)  # noqa: S102 - our own documentation
     if isinstance(app := names.get("app"), DurableAgentServer):
         input = "hello" if "outlast_langgraph" in program else {"order": "A1", "resume": "savings"}
         with TestClient(app) as client:
@@ -43,4 +41,3 @@ def test_a_program_in_the_documentation_runs(
 def test_every_link_leads_to_a_file(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
-

@@ -328,13 +328,13 @@ def test_cancel(client: httpx.Client, gate: str) -> None:
 
 
 def test_lists_are_filtered_and_paged(client: httpx.Client) -> None:
-    ids = [post(client, n, session_id=f"s{n % 2}", metadata={"even": str(n % 2 == 0), 'a"b': "\0"}).json()["id"]
+    ids = [post(client, n, session_id=f"s{n % 2}", metadata={"even": str(n % 2 == 0), 'a"b': "ü"}).json()["id"]
            for n in range(7)]  # fmt: skip
     assert listed(client) == ids[::-1]
     assert listed(client, session_id="s1") == ids[5::-2]
     assert listed(client, status="completed", agent="agent") == ids[::-1]
     assert listed(client, status="failed") == listed(client, agent="other") == listed(client, session_id="x") == []
-    assert listed(client, **{"metadata.even": "True", 'metadata.a"b': "\0"}) == ids[6::-2]
+    assert listed(client, **{"metadata.even": "True", 'metadata.a"b': "ü"}) == ids[6::-2]
     pages, cursor = [], ""
     while cursor is not None:
         page = client.get("/api/invocations", params={"limit": 3, "cursor": cursor}).json()

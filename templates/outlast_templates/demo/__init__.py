@@ -1,0 +1,1 @@
+"""What `outlast demo` serves."""
