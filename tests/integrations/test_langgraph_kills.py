@@ -151,7 +151,7 @@ def test_killed_twice(harness: KillHarness, places: list[KillAt], tmp_path: Path
         harness.start(run, where, kill=place).wait()
         ended = harness.run(run, where)
         counts = Counter(ended.reached)
-        for again, point in enumerate(sorted(counts)):
+        for again, point in enumerate(sorted(counts)[number % 5 :: 5]):
             folder = tmp_path / f"{number}-{again}"
             folder.mkdir()
             where = {"url": f"sqlite:///{folder / 'state.db'}", "folder": str(folder)}

@@ -404,11 +404,27 @@ async def test_every_follower_sees_the_whole_log_once_wherever_it_joins(running:
         assert engine._topics._topics == {}
 
 
-async def test_a_blocked_loop_does_not_stop_the_heartbeat(running: Running, make_request: Make) -> None:
+def block_a_thread(context: InvocationContext) -> Any:
+    time.sleep(5 * 0.5)
+    return context.attempt
+
+
+async def block_the_loop(context: InvocationContext) -> Any:
+    return block_a_thread(context)
+
+
+async def keep_the_loop_busy(context: InvocationContext) -> Any:
+    give_up = time.monotonic() + 5 * 0.5
+    while time.monotonic() < give_up:
+        pass
+    return context.attempt
+
+
+@pytest.mark.parametrize("invoke", [block_a_thread, block_the_loop, keep_the_loop_busy])
+async def test_a_handler_that_blocks_does_not_stop_the_heartbeat(
+    running: Running, make_request: Make, invoke: Any
+) -> None:
     # BR-03
-    async def invoke(context: InvocationContext) -> Any:
-        time.sleep(5 * 0.5)  # noqa: ASYNC251 - blocking the loop is the case
-        return context.attempt
 
     async with running(invoke, invoke) as engine, running(invoke, invoke) as other:
         run = await ended(engine, make_request("s"))

@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         if self.held(lease):
             self.run(finishing)
             run.status = Status.COMPLETED
-        elif run.status is Status.COMPLETED and run.epoch == record.epoch:
+        elif run.status is Status.COMPLETED and (run.epoch, run.holder) == (record.epoch, self.names[lease.worker]):
             self.run(finishing)
         else:
             with pytest.raises(LeaseLost):

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outlast.core.errors import LeaseLost
+from outlast.core.errors import LeaseLost, StoreError
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
 
@@ -159,4 +159,16 @@ async def test_a_row_and_its_event_are_one_transaction(store: Store, run: Invoca
         await store.write(run.number, 9, events=[(2, 1, "1")], parts=[_settled("t", CallState.DONE)])
     (call,) = await store.read.calls("s1")
     assert call.state is CallState.STARTED
+    assert await store.read.last_position(run.number) == 1
+
+
+async def test_a_statement_that_can_never_work_fails_alone_and_is_not_tried_for_ever(
+    store: Store, run: Invocation
+) -> None:
+    broken = Part("head", journal._SET_HEAD, {"scope": "s1"})
+    good = store.write(run.number, 1, events=[(1, 1, "1")])
+    bad = store.write(run.number, 1, parts=[broken])
+    await good
+    with pytest.raises(StoreError):
+        await asyncio.wait_for(bad, 10)
     assert await store.read.last_position(run.number) == 1

@@ -31,7 +31,7 @@ def prepare(connection: sqlite3.Connection, *, durable: bool) -> None:
 def _meaning(error: Exception) -> type[DatabaseError]:
     code = getattr(error, "sqlite_errorcode", None)
     if not isinstance(code, int):
-        return Lost if isinstance(error, sqlite3.ProgrammingError) else Refused
+        return Lost if "closed database" in str(error) else Refused
     if code & 0xFF in _BUSY:
         return Again
     return Lost if code & 0xFF in _LOST else Refused
