@@ -1,5 +1,7 @@
 """Durable agents: turn the agent you have into a service that survives its own death."""
 
+from outlast.adapters.journal import current_tool_call
+from outlast.adapters.local import open_store
 from outlast.core.errors import (
     AgentResumeError,
     EffectFailed,
@@ -27,4 +29,6 @@ __all__ = [
     "OutlastError",
     "RunFailed",
     "Store",
+    "current_tool_call",
+    "open_store",
 ]
