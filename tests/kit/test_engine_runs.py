@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outlast.core import jsontext
-from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, RunFailed
+from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, RunFailed, StoreError
 from outlast.core.records import Interrupt, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
 from outlast.store.statements import Statement
@@ -517,3 +517,24 @@ async def test_workers_that_could_not_write_do_not_take_each_other_for_dead(
         finals = [await worker.wait(run) for worker, run in zip((engine, other), runs, strict=True)]
     assert [final.output for final in finals] == ["1", "1"]
     assert "is dead" not in caplog.text
+
+
+async def test_a_claim_that_fails_once_does_not_end_the_claiming(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return "ran"
+
+    async with running(invoke) as engine:
+        claim, failures = engine.store.claim, [StoreError("refused")]
+
+        def fail_once(**options: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return claim(**options)
+
+        monkeypatch.setattr(engine.store, "claim", fail_once)
+        while failures:
+            await asyncio.sleep(0.01)
+        queued = await engine.store.accept(make_request(), lease=False)
+        assert (await asyncio.wait_for(engine.wait(queued.invocation), 10)).output == '"ran"'

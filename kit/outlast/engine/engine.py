@@ -12,12 +12,12 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from outlast.core import faults, jsontext
-from outlast.core.errors import InvalidRequest, NotFound, StoreUnavailable
+from outlast.core.errors import InvalidRequest, NotFound, OutlastError, StoreUnavailable
 from outlast.core.records import Invocation, OnActive, Request, Status
 from outlast.engine import locks
 from outlast.engine.attempt import SHUTDOWN_GRACE_SECONDS, Attempt, StopReason
@@ -103,8 +103,9 @@ class Engine:
         for agent, handlers in self.agents.items():
             if handlers.recover is None:
                 logger.warning("the agent %r has no recover handler: a run whose worker dies will end failed", agent)
-        for work in (self._stamp(), self._claim(), self._topics.feed(), self._retain()):
-            self._tasks.append(asyncio.create_task(work))
+        self._tasks.append(asyncio.create_task(self._stamp()))
+        for work in (self._claim, self._topics.feed, self._retain):
+            self._tasks.append(asyncio.create_task(self._kept_going(work)))
 
     async def _register(self) -> None:
         self._worker_id = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -480,6 +481,15 @@ class Engine:
         self._kick.set()
 
     # Background -----------------------------------------------------------------------------------------------------
+
+    async def _kept_going(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop for ever: a statement that the database refuses once must not end it."""
+        while True:
+            try:
+                await work()
+            except OutlastError:
+                logger.exception("background work failed; it goes on")
+                await asyncio.sleep(self.settings.poll)
 
     async def _stamp(self) -> None:
         while True:

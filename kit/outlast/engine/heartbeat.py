@@ -103,7 +103,12 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         while True:
             self._watch_loop()
-            self._round()
+            try:
+                self._round()
+            except Exception:
+                # Without its heartbeat a worker is dead to the others, and nobody would know why.
+                logger.exception("a heartbeat failed; the next one follows")
+                self._close_connection()
             if self._closing.wait(self._settings.beat):
                 break
         self._close_connection()

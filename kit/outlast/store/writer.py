@@ -198,7 +198,10 @@ def _deliver(results: Sequence[_Result]) -> None:
     """Tell followers first, in order of commit, then whoever awaits the write."""
     for operation, _, answer in results:
         if isinstance(operation, Write) and operation.on_commit is not None and not isinstance(answer, OutlastError):
-            operation.on_commit()
+            try:
+                operation.on_commit()
+            except Exception:
+                logger.exception("telling of a commit failed; whoever awaits it is told all the same")
     for _, future, answer in results:
         if future.done():
             continue
