@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 from outlast import DurableAgentServer
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"]) if (ROOT / "docs").is_dir() else []
+"""Empty beside an installed wheel, which has no documentation."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 

@@ -36,8 +36,13 @@ async def work(context: InvocationContext, effects: EffectsLog) -> dict[str, Any
     return outcomes
 
 
-def engine_on(store: Store, effects: str, folder: str) -> Engine:
+def engine_on(store: Store, effects: str, folder: str, *, lingers: str | None = None) -> Engine:
+    """The run named by `lingers` is under way until its worker leaves."""
+
     async def handler(context: InvocationContext) -> dict[str, Any]:
+        if context.invocation_id == lingers:
+            await context.emit({"type": "under way"})
+            await asyncio.Event().wait()
         return await work(context, EffectsLog(effects))
 
     settings = EngineSettings(
@@ -53,7 +58,7 @@ def request(id: str) -> Request:
 async def live(url: str, effects: str, folder: str) -> list[str]:
     """One life of a worker: accept, run, cancel, delete, and leave with work undone."""
     store = await Store.open(url)
-    engine = engine_on(store, effects, folder)
+    engine = engine_on(store, effects, folder, lingers=LATER)
     await engine.start()
     first = await engine.accept(request(FIRST))
     await engine.accept(request(SECOND))
@@ -64,7 +69,9 @@ async def live(url: str, effects: str, folder: str) -> list[str]:
     for run in (first, alone, deleted):
         await engine.wait(run)
     await engine.delete("local", DELETED)
-    await engine.accept(request(LATER))
+    later = await engine.accept(request(LATER))
+    with await engine.follow(later, after=0) as follower:
+        await follower.next(20)
     await engine.stop()
     await store.close()
     return ["left"]

@@ -80,7 +80,8 @@ class Recorder:
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: one for the process may be taken by another, and this one would go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         else:
             self._channel.sendall(HELD)
             self._channel.recv(1)
