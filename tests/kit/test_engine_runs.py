@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from outlast.core import jsontext
-from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, RunFailed, StoreError
+from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotFound, NotJSON, RunFailed, StoreError
 from outlast.core.records import Interrupt, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
+from outlast.store import journal
 from outlast.store.statements import Statement
 
 pytestmark = pytest.mark.anyio
@@ -538,3 +540,158 @@ async def test_a_claim_that_fails_once_does_not_end_the_claiming(
             await asyncio.sleep(0.01)
         queued = await engine.store.accept(make_request(), lease=False)
         assert (await asyncio.wait_for(engine.wait(queued.invocation), 10)).output == '"ran"'
+
+
+async def test_a_reader_that_comes_back_gets_what_was_committed_while_nobody_read(
+    running: Running, make_request: Make
+) -> None:
+    steps = asyncio.Semaphore(0)
+
+    async def invoke(context: InvocationContext) -> Any:
+        for n in range(1, 16):
+            await steps.acquire()
+            await context.emit(n)
+
+    async def advance(engine: Engine, run: Any, to: int) -> None:
+        while await engine.store.read.last_position(run.number) < to:
+            if steps.locked():
+                steps.release()
+            await asyncio.sleep(0.001)
+
+    async with running(invoke) as engine:
+        run = await engine.accept(make_request())
+        waiting = asyncio.create_task(engine.wait(run))
+        await asyncio.sleep(0)
+        seen: list[int] = []
+        with await engine.follow(run, after=0) as follower:
+            await advance(engine, run, 5)
+            seen += [entry.position for entry in await follower.next(10)]
+        await advance(engine, run, 8)
+        with await engine.follow(run, after=seen[-1]) as follower:
+            await advance(engine, run, 12)
+            while seen[-1] < 12:
+                seen += [entry.position for entry in await follower.next(10)]
+        assert seen == list(range(1, 13))
+        await advance(engine, run, 15)
+        await waiting
+
+
+class Rude(BaseException):
+    pass
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("error", [Rude("x"), SystemExit(3), Speechless()])
+async def test_no_exception_of_a_handler_leaves_its_run_running(
+    running: Running, make_request: Make, error: BaseException
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        context.usage = {"bad": object()}
+        raise error
+
+    async with running(invoke) as engine:
+        runs = [await engine.accept(make_request("s")) for _ in range(2)]
+        for run in runs:
+            found = error_of(await asyncio.wait_for(engine.wait(run), 10))
+            assert found["code"] == "handler_error"
+            assert found["message"].startswith(type(error).__name__)
+
+
+async def test_a_finish_that_is_refused_does_not_leave_the_run_running(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return 1
+
+    async with running(invoke) as engine:
+        finish, refusals = engine.store.finish, 2
+
+        def refuse_twice(*arguments: Any) -> Any:
+            nonlocal refusals
+            refusals -= 1
+            if refusals >= 0:
+                raise StoreError("refused")
+            return finish(*arguments)
+
+        monkeypatch.setattr(engine.store, "finish", refuse_twice)
+        assert error_of(await ended(engine, make_request("s")))["code"] == "internal_error"
+        assert (await ended(engine, make_request("s"))).status is Status.COMPLETED
+
+
+async def test_a_refused_event_leaves_no_gap_and_no_endless_stream(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await context.emit("first")
+        with pytest.raises(StoreError):
+            broken = journal.head(scope=object(), namespace="", checkpoint="")  # type: ignore[arg-type]
+            await context.write(events=["refused"], parts=[broken])
+        return await context.emit("second")
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        assert (run.output, run.last_position) == ("2", 2)
+        with await engine.follow(run, after=0) as follower:
+            assert [entry.text for entry in await follower.next(10)] == ['"first"', '"second"']
+            assert follower.done
+
+
+async def test_very_many_runs_of_other_workers_can_be_followed(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return 1
+
+    async with running(invoke, settings=replace(quick, claims=False, concurrency=0)) as engine:
+        runs = await asyncio.gather(*(engine.accept(make_request()) for _ in range(1100)))
+        waiting = [asyncio.create_task(engine.wait(run)) for run in runs]
+        async with running(invoke):
+            finals = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+    assert {final.status for final in finals} == {Status.COMPLETED}
+
+
+async def test_a_run_deleted_elsewhere_lets_go_of_whoever_waits_for_it(
+    running: Running, make_request: Make, quick: EngineSettings
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    async with running(invoke, settings=replace(quick, claims=False, concurrency=0)) as engine:
+        run = await engine.accept(make_request())
+        waiting = asyncio.create_task(engine.wait(run))
+        with await engine.follow(run, after=0) as follower:
+            await engine.store.cancel("local", run.id)
+            await engine.store.delete("local", run.id, keep_ms=1000)
+            while not (follower.done or follower.closed):
+                await follower.next(0.05)
+        with contextlib.suppress(NotFound):
+            assert (await asyncio.wait_for(waiting, 10)).status is Status.FAILED
+
+
+async def test_a_shutdown_returns_what_was_claimed_for_nobody(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return context.attempt
+
+    async with running(invoke) as engine:
+        claim, claimed = engine.store.claim, asyncio.Event()
+
+        def drain_meanwhile(**options: Any) -> Any:
+            def drain(done: Any) -> None:
+                if done.result():
+                    engine.begin_drain()
+                    claimed.set()
+
+            future = claim(**options)
+            future.add_done_callback(drain)
+            return future
+
+        monkeypatch.setattr(engine.store, "claim", drain_meanwhile)
+        run = (await engine.store.accept(make_request(), lease=False)).invocation
+        await claimed.wait()
+    async with running(invoke) as engine:
+        final = await asyncio.wait_for(engine.wait(run), 10)
+    assert (final.status, final.output) == (Status.COMPLETED, "1")

@@ -190,7 +190,7 @@ async def a_whole_run(store: Store, request: Request) -> list[int]:
     await store.write(accepted.number, 1, events=[(1, 1, "1"), (2, 1, "2")])
     await store.write(accepted.number, 1, events=[(3, 1, "3")])
     outcome = Outcome(Status.COMPLETED, output="1")
-    await store.finish(accepted.number, 1, accepted.session_number, outcome, last_position=3)
+    await store.finish(accepted.number, 1, accepted.session_number, outcome)
     return [event.position for event in await store.read.events(accepted.number, after=0, limit=10)]
 
 
@@ -259,5 +259,23 @@ async def test_a_database_outage_under_load_makes_no_mass_takeover(
             events = await engines[0].store.read.events(final.number, after=0, limit=100)
             assert [event.position for event in events] == list(range(1, 21))
         for engine in engines:
+            await engine.stop()
+            await engine.store.close()
+
+
+@pytest.mark.postgres
+async def test_a_worker_can_leave_while_the_database_is_away(make_request: Make, tmp_path: Path) -> None:
+    async def invoke(context: InvocationContext) -> None:
+        await asyncio.Event().wait()
+
+    settings = EngineSettings(
+        beat=0.05, dead_after=0.5, poll=0.05, drain_timeout=0, accept_timeout=0.5, state_dir=tmp_path / "locks"
+    )
+    with PostgresServer(fsync=False) as server:
+        engine = Engine(await Store.open(server.create_database()), {"a": AgentHandlers(invoke, invoke)}, settings)
+        await engine.start()
+        await engine.accept(make_request())
+        server.stop(immediate=True)
+        async with asyncio.timeout(20):
             await engine.stop()
             await engine.store.close()

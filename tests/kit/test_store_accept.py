@@ -108,7 +108,7 @@ async def test_reject_refuses_a_busy_session_and_accepts_a_free_one(store: Store
     with pytest.raises(Conflict) as caught:
         await store.accept(make_request("s", on_active=OnActive.REJECT), lease=True)
     assert caught.value.code == "session_active"
-    await store.finish(first.number, first.epoch, first.session_number, DONE, last_position=0)
+    await store.finish(first.number, first.epoch, first.session_number, DONE)
     assert (await store.accept(make_request("s", on_active=OnActive.REJECT), lease=True)).created
 
 
@@ -125,7 +125,7 @@ async def test_order_in_a_session_is_the_order_of_acceptance(store: Store, make_
     for _ in requests:
         (run,) = await store.claim(agents=["a"], room=5, suspect_room=0, per_principal=0, known=[])
         order.append(run.id)
-        await store.finish(run.number, run.epoch, run.session_number, DONE, last_position=0)
+        await store.finish(run.number, run.epoch, run.session_number, DONE)
     assert order == [request.id for request in requests]
 
 
@@ -133,7 +133,7 @@ async def test_a_duplicate_in_the_batch_does_not_wedge_the_session(store: Store,
     first, second = make_request("s"), make_request("s")
     sent = [store.accept(request, lease=True) for request in (first, first, second, first)]
     runs = [(await answer).invocation for answer in sent]
-    await store.finish(runs[0].number, 1, runs[0].session_number, DONE, last_position=0)
+    await store.finish(runs[0].number, 1, runs[0].session_number, DONE)
     (claimed,) = await store.claim(agents=["a"], room=5, suspect_room=0, per_principal=0, known=[])
     assert claimed.id == second.id
 
@@ -144,7 +144,7 @@ async def test_a_deleted_id_stays_gone(store: Store, make_request: Make) -> None
     with pytest.raises(Conflict) as caught:
         await store.delete("local", request.id, keep_ms=60_000)
     assert caught.value.code == "not_final"
-    await store.finish(run.number, run.epoch, run.session_number, DONE, last_position=0)
+    await store.finish(run.number, run.epoch, run.session_number, DONE)
     await store.delete("local", request.id, keep_ms=60_000)
     assert await store.read.invocation("local", request.id) is None
     with pytest.raises(Gone):

@@ -145,7 +145,7 @@ async def test_cancelling_a_running_run_asks_its_holder(store: Store, make_reque
 
 async def test_cancelling_changes_nothing_that_is_final(store: Store, make_request: Make) -> None:
     run = (await store.accept(make_request("s"), lease=True)).invocation
-    await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    await store.finish(run.number, 1, run.session_number, DONE)
     cancelled = await store.cancel("local", run.id)
     assert (cancelled.invocation.status, cancelled.invocation.cancel) == (Status.COMPLETED, None)
     with pytest.raises(NotFound):
@@ -184,7 +184,7 @@ async def test_old_final_runs_go_and_active_ones_stay(store: Store, make_request
     active = (await store.accept(make_request(), lease=True)).invocation
     for run in finals:
         await store.write(run.number, 1, events=[(1, 1, "1")])
-        await store.finish(run.number, 1, None, DONE, last_position=1)
+        await store.finish(run.number, 1, None, DONE)
     removed = [await store.remove_old(status=Status.COMPLETED, age_ms=-1000, keep_ms=1000, limit=2) for _ in range(4)]
     assert removed == [2, 2, 1, 0]
     assert await store.read.events(finals[0].number, after=0, limit=1) == []
@@ -203,7 +203,7 @@ async def test_retention_leaves_the_journal_of_a_session_with_open_calls(store: 
         for scope in ("s1", "s2")
     ]
     await store.write(run.number, 1, parts=settled)
-    await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    await store.finish(run.number, 1, run.session_number, DONE)
     await store.remove_old(status=Status.COMPLETED, age_ms=-1000, keep_ms=1000, limit=9)
     assert {call.key for call in await store.read.calls("s1")} == {"done", "open"}
     assert await store.read.calls("s2") == []

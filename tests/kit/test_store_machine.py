@@ -134,9 +134,7 @@ class Machine(RuleBasedStateMachine):
     @rule(lease=leases)
     def finish(self, lease: Lease) -> None:
         run, record = self.runs[lease.record.id], lease.record
-        finishing = self.stores[lease.worker].finish(
-            record.number, record.epoch, record.session_number, DONE, last_position=run.events
-        )
+        finishing = self.stores[lease.worker].finish(record.number, record.epoch, record.session_number, DONE)
         if self.held(lease):
             self.run(finishing)
             run.status = Status.COMPLETED

@@ -62,7 +62,7 @@ async def test_finish_stores_the_outcome_and_releases_the_next(
     store: Store, run: Invocation, make_request: Make
 ) -> None:
     waiting = (await store.accept(make_request("s"), lease=True)).invocation
-    finished = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    finished = await store.finish(run.number, 1, run.session_number, DONE)
     assert finished.released == (waiting.number,)
     found = await store.read.invocation("local", run.id)
     assert found is not None
@@ -70,16 +70,16 @@ async def test_finish_stores_the_outcome_and_releases_the_next(
 
 
 async def test_finish_happens_once_and_can_be_repeated(store: Store, run: Invocation) -> None:
-    first = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
-    again = await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    first = await store.finish(run.number, 1, run.session_number, DONE)
+    again = await store.finish(run.number, 1, run.session_number, DONE)
     assert again.finished_at == first.finished_at
     with pytest.raises(LeaseLost):
         other = Outcome.failed("x", "y")
-        await store.finish(run.number, 1, run.session_number, other, last_position=0)
+        await store.finish(run.number, 1, run.session_number, other)
 
 
 async def test_nothing_is_written_after_the_end(store: Store, run: Invocation) -> None:
-    await store.finish(run.number, 1, run.session_number, DONE, last_position=0)
+    await store.finish(run.number, 1, run.session_number, DONE)
     with pytest.raises(LeaseLost):
         await store.write(run.number, 1, events=[(1, 1, "1")])
 

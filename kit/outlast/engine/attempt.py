@@ -150,9 +150,11 @@ class Attempt:
             return _failed("output_not_serializable", str(error), context)
         except OutlastError as error:
             return _failed(error.code, str(error), context)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             logger.exception("invocation %s: the handler raised", context.invocation_id)
-            return _failed("handler_error", f"{type(error).__name__}: {error}", context)
+            return _failed("handler_error", _described(error), context)
 
     async def _end(self, outcome: Outcome | None) -> Invocation | None:
         run, store = self.invocation, self._worker.store
@@ -166,16 +168,11 @@ class Attempt:
             return None
         if self.context is not None:
             self.context.close("it ended")
-        last = (
-            self.context.last_position
-            if self.context is not None
-            else await store.read.last_position(run.number, patient=True)
-        )
-        finished = await store.finish(run.number, run.epoch, run.session_number, outcome, last_position=last)
+        finished = await store.finish(run.number, run.epoch, run.session_number, outcome)
         self._worker.released(finished.released)
         return replace(
             run, status=outcome.status, output=outcome.output, error=outcome.error, interrupt=outcome.interrupt,
-            usage=outcome.usage, last_position=last, finished_at=finished.finished_at,
+            usage=outcome.usage, last_position=finished.last_position, finished_at=finished.finished_at,
         )  # fmt: skip
 
 
@@ -188,6 +185,14 @@ def _outcome(value: Any, context: InvocationContext) -> Outcome:
 
 def _failed(code: str, message: str, context: InvocationContext) -> Outcome:
     usage = None
-    with contextlib.suppress(NotJSON):
+    with contextlib.suppress(Exception):
         usage = None if context.usage is None else jsontext.encode(context.usage)
     return Outcome.failed(code, message, usage)
+
+
+def _described(error: BaseException) -> str:
+    """Name an exception by its class and its text, which is user code too and may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - `__str__` of a user's exception
+        return f"{type(error).__name__} (its text cannot be had)"

@@ -202,6 +202,7 @@ class InvocationContext:
         texts = [_event_text(event) for event in events]
         numbered = [(self._position + 1 + index, self.attempt, text) for index, text in enumerate(texts)]
         self._position += len(numbered)
+        last = self._position
         number, lease = self._number, self._lease
         future = self._store.write(
             number,
@@ -211,7 +212,14 @@ class InvocationContext:
             progress=progress,
             on_commit=(lambda: lease.committed(number, numbered)) if numbered else None,
         )
-        return self._position, future
+        if numbered:
+            future.add_done_callback(lambda done: self._unless_stored(done, last, len(numbered)))
+        return last, future
+
+    def _unless_stored(self, done: "asyncio.Future[Any]", last: int, count: int) -> None:
+        """Give the positions of refused events to the next ones, so that the log has no gap."""
+        if done.exception() is not None and self._position == last:
+            self._position -= count
 
     def _arrived(self, future: "asyncio.Future[Any]") -> None:
         self._behind.discard(future)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outlast.core import faults, jsontext
-from outlast.core.errors import InvalidRequest, NotFound, OutlastError, StoreUnavailable
-from outlast.core.records import Invocation, OnActive, Request, Status
+from outlast.core.errors import InvalidRequest, LeaseLost, NotFound, OutlastError, StoreError, StoreUnavailable
+from outlast.core.records import Invocation, OnActive, Outcome, Request, Status
 from outlast.engine import locks
 from outlast.engine.attempt import SHUTDOWN_GRACE_SECONDS, Attempt, StopReason
 from outlast.engine.auth import RequestAuth
@@ -39,6 +39,9 @@ logger = logging.getLogger("outlast.engine")
 
 REMEMBERED = 4096
 """Final records, and ended leases, kept in memory."""
+
+FINAL_SECONDS = 2.0
+"""How long a final record is answered from memory; another worker may delete it."""
 
 HINT_SECONDS = 0.02
 """Hints to other processes are gathered for so long."""
@@ -79,7 +82,7 @@ class Engine:
         self._positions: dict[int, int] = {}
         """How far the logs of runs that run here are committed, where it is known for certain without reading."""
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._finals: OrderedDict[tuple[str, str], Invocation] = OrderedDict()
+        self._finals: OrderedDict[tuple[str, str], tuple[Invocation, float]] = OrderedDict()
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
         self._backlog = False
@@ -108,12 +111,10 @@ class Engine:
             self._tasks.append(asyncio.create_task(self._kept_going(work)))
 
     async def _register(self) -> None:
-        self._worker_id = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._lock = locks.LockFile(self.settings.state_dir, self._worker_id)
-        await self.store.register(
-            id=self._worker_id, host=locks.host_id(), pid=os.getpid(), lock_file=str(self._lock.path)
-        )
-        self.store.worker = self._worker_id
+        worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._lock = locks.LockFile(self.settings.state_dir, worker)
+        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=str(self._lock.path))
+        self.store.worker = self._worker_id = worker
 
     def begin_drain(self) -> None:
         """Stop claiming and accepting, and end the streams of runs that run elsewhere. Returns at once."""
@@ -131,7 +132,8 @@ class Engine:
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Bounded, for a task that awaits a write learns its outcome first, and the database may be away.
+        await asyncio.wait(self._tasks, timeout=self.settings.accept_timeout)
         await self._loop.run_in_executor(None, self._heartbeat.close)
         await self._loop.run_in_executor(None, self._hints.close)
         leaving = self.store.deregister(self._worker_id)
@@ -234,7 +236,7 @@ class Engine:
 
     async def get(self, principal: str, id: str) -> Invocation:
         """Return the invocation. Raises NotFound."""
-        if (final := self._finals.get((principal, id))) is not None:
+        if (final := self._final(principal, id)) is not None:
             return final
         found = await self.store.read.invocation(principal, id)
         if found is None:
@@ -247,7 +249,7 @@ class Engine:
         """Return the final record, or after `timeout` seconds, or when this worker stops, the record as it is."""
         if invocation.status.final:
             return invocation
-        if (final := self._finals.get((invocation.principal, invocation.id))) is not None:
+        if (final := self._final(invocation.principal, invocation.id)) is not None:
             return final
         topic = await self._topic_of(invocation)
         topic.waiting += 1
@@ -289,11 +291,11 @@ class Engine:
     def _final_of(self, invocation: Invocation) -> Invocation | None:
         if invocation.status.final:
             return invocation
-        return self._finals.get((invocation.principal, invocation.id))
+        return self._final(invocation.principal, invocation.id)
 
     async def cancel(self, principal: str, id: str) -> Invocation:
         """Ask an invocation to stop and return its record; a queued one is final at once. Raises NotFound."""
-        if (final := self._finals.get((principal, id))) is not None:
+        if (final := self._final(principal, id)) is not None:
             return final
         cancelled: Cancelled = await self._answered(self.store.cancel(principal, id))
         self._settle(cancelled)
@@ -338,16 +340,30 @@ class Engine:
         room = min(self._room(), CLAIM_BATCH)
         suspected = any(attempt.suspect for attempt, _ in self._attempts.values())
         self._reserved += room
+        claiming = self.store.claim(
+            agents=list(self.agents), room=room, suspect_room=0 if suspected else 1,
+            per_principal=self.settings.per_principal, known=list(self._attempts),
+        )  # fmt: skip
         try:
-            claimed = await self.store.claim(
-                agents=list(self.agents), room=room, suspect_room=0 if suspected else 1,
-                per_principal=self.settings.per_principal, known=list(self._attempts),
-            )  # fmt: skip
+            claimed = await claiming
+        except asyncio.CancelledError:
+            # The answer is there all the same: what was claimed for nobody goes back, and does not count.
+            if claiming.done() and claiming.exception() is None:
+                self._return(claiming.result())
+            raise
         finally:
             self._reserved -= room
+        if self.draining:
+            self._return(claimed)
+            return False
         began = sum(self._begin(invocation) for invocation in claimed)
         self._backlog = began >= room or bool(self.settings.per_principal)
         return began >= room
+
+    def _return(self, claimed: Sequence[Invocation]) -> None:
+        for run in claimed:
+            if run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
+                self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
 
     async def adopt(self, invocation: Invocation) -> bool:
         """Take one queued run, also on a worker that claims none; False when it is not to be had."""
@@ -380,6 +396,9 @@ class Engine:
             final = await attempt.run()
         except StoreUnavailable:
             logger.warning("invocation %s: the store closed under it", run.id)
+        except Exception:
+            logger.exception("invocation %s: the attempt itself failed", run.id)
+            final = await self._given_up(run)
         finally:
             del self._attempts[run.number]
             self._positions.pop(run.number, None)
@@ -392,6 +411,23 @@ class Engine:
             self.counts.ended[final.status] += 1
             self._settle(Cancelled(final))
 
+    async def _given_up(self, run: Invocation) -> Invocation | None:
+        """End a run whose attempt broke, so that it does not stay running for ever; keep trying while that fails."""
+        outcome = Outcome.failed("internal_error", "the server failed to end this run as it should; see its log")
+        while True:
+            try:
+                finished = await self.store.finish(run.number, run.epoch, run.session_number, outcome)
+            except (LeaseLost, StoreUnavailable):
+                return None
+            except StoreError:
+                await asyncio.sleep(self.settings.poll)
+                continue
+            self.released(finished.released)
+            return replace(
+                run, status=outcome.status, error=outcome.error, finished_at=finished.finished_at,
+                last_position=finished.last_position,
+            )  # fmt: skip
+
     def _settle(self, ended: Cancelled) -> None:
         """Make a final record known to whoever waits for it."""
         record = ended.invocation
@@ -403,7 +439,11 @@ class Engine:
         self.released(ended.released)
 
     def _remember(self, record: Invocation) -> None:
-        _bounded(self._finals, (record.principal, record.id), record)
+        _bounded(self._finals, (record.principal, record.id), (record, self._loop.time() + FINAL_SECONDS))
+
+    def _final(self, principal: str, id: str) -> Invocation | None:
+        record, until = self._finals.get((principal, id), (None, 0.0))
+        return record if self._loop.time() < until else None
 
     # What attempts ask (see `worker.Worker`) ------------------------------------------------------------------------
 
@@ -476,7 +516,14 @@ class Engine:
 
     async def _register_again(self) -> None:
         self._lock.release()
-        await self._register()
+        registered = False
+        while not registered:
+            try:
+                await self._register()
+                registered = True
+            except (OutlastError, OSError):
+                logger.exception("this worker cannot register again; it tries once more")
+                await asyncio.sleep(self.settings.beat)
         self._heartbeat.worker = self._worker_id
         self._kick.set()
 
@@ -487,7 +534,7 @@ class Engine:
         while True:
             try:
                 await work()
-            except OutlastError:
+            except Exception:
                 logger.exception("background work failed; it goes on")
                 await asyncio.sleep(self.settings.poll)
 
@@ -523,13 +570,19 @@ class Engine:
         numbers, self._hinted = list(self._hinted), set()
         for start in range(0, len(numbers), HINT_NUMBERS):
             future = self.store.notify(jsontext.encode(numbers[start : start + HINT_NUMBERS]))
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            future.add_done_callback(_noted)
 
     def _on_hint(self, payload: str | None) -> None:
         numbers = None if payload is None else jsontext.decode(payload)
         if numbers is None or -1 in numbers:
             self._kick.set()
         self._topics.hint(numbers)
+
+
+def _noted(done: "asyncio.Future[None]") -> None:
+    """Look at the error of a write that nobody awaits, so that it is not reported as forgotten."""
+    if (error := done.exception()) is not None:
+        logger.warning("a write failed: %s", error)
 
 
 def _bounded(remembered: OrderedDict[K, T], key: K, value: T) -> None:

@@ -41,6 +41,8 @@ class Topic:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the run is final, or when this process has nothing more to say of it."""
         self.final: Invocation | None = None
+        self.gone = False
+        """It was deleted while somebody followed it."""
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ring: deque[Entry] = deque()
         self._bytes = 0
@@ -50,7 +52,7 @@ class Topic:
         for position, attempt, text in events:
             if position <= self.last:
                 continue
-            if position != self.last + 1:
+            if position != self.last + 1 or not self.followers:
                 self._ring.clear()
                 self._bytes = 0
             self.last = position
@@ -118,8 +120,8 @@ class Follower:
 
     @property
     def closed(self) -> bool:
-        """This worker is shutting down; go on elsewhere."""
-        return self._topics.closed(self.topic)
+        """There is nothing more to be had here: this worker is shutting down, or the run was deleted."""
+        return self.topic.gone or self._topics.closed(self.topic)
 
     def __enter__(self) -> Self:
         self.topic.followers += 1
@@ -136,6 +138,10 @@ class Follower:
             if self.cursor < self.topic.last and (entries := await self._read()):
                 self.cursor = entries[-1].position
                 return entries
+            if self.topic.final is not None and self.cursor < self.topic.last:
+                # Its log was deleted meanwhile.
+                self.cursor = self.topic.last
+                break
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
                 break
@@ -223,6 +229,10 @@ class Topics:
         for number, tail in tails.items():
             topic = self._topics.get(number)
             if topic is None:
+                continue
+            if tail.gone:
+                topic.gone = True
+                topic.leave()
                 continue
             count += len(tail.events)
             topic.publish((event.position, event.attempt, event.text) for event in tail.events)

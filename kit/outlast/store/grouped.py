@@ -29,6 +29,7 @@ class Finished:
     """`released` are the numbers of invocations that may start now."""
 
     finished_at: int
+    last_position: int
     released: tuple[int, ...]
 
 
@@ -70,7 +71,6 @@ class Finish:
     epoch: int
     session_number: int | None
     outcome: Outcome
-    last_position: int
 
 
 Operation = Accept | Write | Finish
@@ -208,12 +208,13 @@ _PROGRESS = Statement(
 )
 
 _FINISH_COLUMNS = {
-    "n": "bigint", "e": "int", "st": "text", "o": "text", "er": "text", "it": "text", "u": "text", "lp": "bigint",
+    "n": "bigint", "e": "int", "st": "text", "o": "text", "er": "text", "it": "text", "u": "text",
 }  # fmt: skip
 _FINISH = Statement(
     """
     UPDATE {p}invocations SET status = i.st, output = i.o, error = i.er, interrupt = i.it, usage = i.u,
-        last_position = i.lp, finished_at = {now}, ready = false, suspect = false
+        last_position = COALESCE((SELECT max(e.position) FROM {p}events e WHERE e.invocation_number = i.n), 0),
+        finished_at = {now}, ready = false, suspect = false
     FROM {rows} i
     WHERE {p}invocations.number = i.n AND {p}invocations.epoch = i.e
         AND COALESCE({p}invocations.holder, '') = :me AND {p}invocations.status = 'running'
@@ -222,7 +223,7 @@ _FINISH = Statement(
 )
 _FINISHED = Statement(
     """
-    SELECT v.number, v.finished_at FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+    SELECT v.number, v.finished_at, v.last_position FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
     WHERE v.holder = :me AND v.status = i.st
     """,
     _FINISH_COLUMNS,
@@ -387,7 +388,6 @@ def _send_finishes(connection: Connection, batch: _Batch, finishing: str) -> Non
             {
                 "n": finish.number, "e": finish.epoch, "st": finish.outcome.status, "o": finish.outcome.output,
                 "er": finish.outcome.error, "it": finish.outcome.interrupt, "u": finish.outcome.usage,
-                "lp": finish.last_position,
             }
             for finish in batch.finishes
         ]
@@ -402,7 +402,7 @@ def _answers(batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
     accepted = _accept_answers(batch)
     held = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
     parts = iter(batch.parts)
-    finished: dict[int, int] = dict(batch.finished.rows()) if batch.finished else {}
+    finished = {number: (at, last) for number, at, last in batch.finished.rows()} if batch.finished else {}
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
     answers: list[Answer] = []
     for operation in operations:
@@ -413,8 +413,8 @@ def _answers(batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
                 found = [next(parts).rows() for _ in operation.parts]
                 answers.append(found if (operation.number, operation.epoch) in held else _lost(operation.number))
             case Finish():
-                at = finished.get(operation.number)
-                answers.append(_lost(operation.number) if at is None else Finished(at, released))
+                at, last = finished.get(operation.number, (None, 0))
+                answers.append(_lost(operation.number) if at is None else Finished(at, last, released))
     return answers
 
 

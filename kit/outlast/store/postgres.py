@@ -20,8 +20,8 @@ CONNECT_ARGUMENTS: dict[str, Any] = {
     "application_name": "outlast",
 }
 
-# serialization failure, deadlock, lock timeout, and a racing insert of the same id
-_AGAIN = ("40001", "40P01", "55P03", "23505")
+# serialization failure, deadlock, lock timeout, a racing insert of the same id, and a statement timeout
+_AGAIN = ("40001", "40P01", "55P03", "23505", "57014")
 _LOST = ("08", "53", "57P", "25P03", "25006", "58")
 _BOUND = Statement("SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true)")
 
@@ -108,7 +108,8 @@ class PostgresConnection:
         self._connection.close()
 
     def reconnect(self) -> None:
-        self._scope = self._pipeline = None
+        with contextlib.suppress(psycopg.Error):
+            self._leave()
         self.close()
         self._connection = self._open()
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
@@ -26,6 +27,9 @@ READERS = 4
 EVENTS_BYTES = 1 << 20
 """Bytes of events read at once, about: a reader that is behind must not cost much memory."""
 
+CURSORS_AT_ONCE = 300
+"""SQLite refuses an expression of more than 1,000 levels."""
+
 PATIENCE_SECONDS = 0.25
 """Between two tries of a read that runs depend on."""
 
@@ -46,6 +50,7 @@ class Tail:
 
     events: list[Event]
     final: Invocation | None
+    gone: bool = False
 
 
 class Reader:
@@ -133,20 +138,12 @@ class Reader:
 
     async def tails(self, cursors: Mapping[int, int], *, limit: int) -> dict[int, Tail]:
         """Read what is new behind each cursor, for all followed runs at once."""
-        numbers = list(cursors)
-
-        def read(connection: PooledConnection) -> dict[int, Tail]:
-            finals = _INVOCATIONS.where(
-                invocations.c.number.in_(numbers), invocations.c.status.not_in([Status.QUEUED, Status.RUNNING])
-            )
-            # The final records first: whoever is final has no event behind the ones read next.
-            final = {row[0]: life.invocation(tuple(row)) for row in connection.execute(finals)}
-            found: dict[int, list[Event]] = {number: [] for number in numbers}
-            for number, *event in connection.execute(_behind(cursors, limit)):
-                found[number].append(Event(*event))
-            return {number: Tail(found[number], final.get(number)) for number in numbers}
-
-        return await self._run(read, patient=True)
+        found: dict[int, Tail] = {}
+        items = list(cursors.items())
+        for start in range(0, len(items), CURSORS_AT_ONCE):
+            some = dict(items[start : start + CURSORS_AT_ONCE])
+            found |= await self._run(partial(_tails, cursors=some, limit=limit), patient=True)
+        return found
 
     async def calls(self, scope: str) -> list[Call]:
         query = _calls().where(journal.c.scope == scope).order_by(journal.c.created_at, journal.c.key)
@@ -167,13 +164,15 @@ class Reader:
 
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
         """Read a checkpoint with its pending writes; without an id, the head of the namespace."""
-        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id))
+        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id), patient=True)
 
     async def checkpoints(
         self, scope: str, *, namespace: str | None = None, before: str | None = None, limit: int | None = None
     ) -> list[Checkpoint]:
         """Newest first, below the id `before`."""
-        return await self._run(lambda connection: checkpoints.listed(connection, scope, namespace, before, limit))
+        return await self._run(
+            lambda connection: checkpoints.listed(connection, scope, namespace, before, limit), patient=True
+        )
 
     async def session_number(self, principal: str, id: str) -> int | None:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
@@ -217,6 +216,18 @@ def _labelled(engine: Engine, key: str, value: str) -> Any:
     label = jsontext.encode({key: value})[1:-1]
     find = func.instr if engine.dialect.name == "sqlite" else func.strpos
     return or_(*(find(invocations.c.metadata, before + label) > 0 for before in "{,"))
+
+
+def _tails(connection: PooledConnection, *, cursors: Mapping[int, int], limit: int) -> dict[int, Tail]:
+    followed = invocations.c.number.in_(list(cursors))
+    finals = _INVOCATIONS.where(followed, invocations.c.status.not_in([Status.QUEUED, Status.RUNNING]))
+    # The final records first: whoever is final has no event behind the ones read next.
+    final = {row[0]: life.invocation(tuple(row)) for row in connection.execute(finals)}
+    there = set(connection.execute(select(invocations.c.number).where(followed)).scalars())
+    found: dict[int, list[Event]] = {number: [] for number in cursors}
+    for number, *event in connection.execute(_behind(cursors, limit)):
+        found[number].append(Event(*event))
+    return {number: Tail(events, final.get(number), number not in there) for number, events in found.items()}
 
 
 def _behind(cursors: Mapping[int, int], limit: int) -> Select[Any]:

@@ -94,10 +94,10 @@ class Store:
         return self._writer.submit(Write(number, epoch, events, parts, progress, on_commit))
 
     def finish(
-        self, number: int, epoch: int, session_number: int | None, outcome: Outcome, *, last_position: int
+        self, number: int, epoch: int, session_number: int | None, outcome: Outcome
     ) -> "asyncio.Future[Finished]":
         """Make an invocation final and let the next one of its session start. The future raises LeaseLost."""
-        return self._writer.submit(Finish(number, epoch, session_number, outcome, last_position))
+        return self._writer.submit(Finish(number, epoch, session_number, outcome))
 
     def claim(self, **options: Any) -> "asyncio.Future[list[Invocation]]":
         """Lease ready runs; see `invocations.claim`."""

@@ -144,7 +144,7 @@ class Writer:
 
     def _attempt(self, perform: Callable[[], T], alone: bool) -> T | OutlastError:
         """Run a transaction until its outcome is known. A refused one comes back as an error."""
-        tries = 0
+        tries = losses = 0
         while True:
             try:
                 return perform()
@@ -152,8 +152,10 @@ class Writer:
                 self._connection.rollback()
                 return error
             except Lost as error:
-                logger.warning("the database connection was lost (%s); trying again", type(error.__cause__).__name__)
-                if not self._reconnect():
+                losses += 1
+                if losses == 1:
+                    logger.warning("the database cannot write (%s); trying again", error)
+                if not self._may_go_on(losses) or not self._reconnect():
                     return StoreUnavailable("the database is not reachable and the store is closing")
             except Again:
                 self._connection.rollback()
@@ -170,6 +172,12 @@ class Writer:
                 self._connection.rollback()
                 logger.exception("a store operation failed")
                 return StoreError("the store operation failed; see the log")
+
+    def _may_go_on(self, losses: int) -> bool:
+        """Wait longer after each loss; False when the store is closing and the database does not come back."""
+        if losses == 1:
+            return True
+        return not self._closing.wait(min(FIRST_RETRY_SECONDS * 2 ** min(losses, 8), LONGEST_RETRY_SECONDS))
 
     def _reconnect(self) -> bool:
         wait = FIRST_RETRY_SECONDS
