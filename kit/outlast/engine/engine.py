@@ -121,12 +121,19 @@ class Engine:
         if not self.draining:
             faults.reach("drain.begin")
             self.draining = True
+            logger.info(
+                "stopping: nothing new is accepted; %d runs may go on for up to %g s",
+                len(self._attempts),
+                self.settings.drain_timeout,
+            )
             self._topics.close(all=False)
 
     async def stop(self) -> None:
         """Drain: let runs end for `drain_timeout`, hand the rest back, and leave."""
         self.begin_drain()
         await self._finish_running(self.settings.drain_timeout)
+        if self._attempts:
+            logger.info("%d runs are handed back; they go on as their next attempt", len(self._attempts))
         self._stop_all("shutdown")
         await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
         self._topics.close(all=True)
