@@ -26,13 +26,19 @@ def table(results: Results) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
-def save(path: Path, results: Results, options: dict[str, Any]) -> None:
-    """Write everything that was measured, and where, as JSON."""
-    record = {
+def surroundings() -> dict[str, Any]:
+    """Say when and where. Called before anything is measured, it tells by the load what else runs there."""
+    return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "architecture": platform.machine(), "load": os.getloadavg()},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "options": options,
+    }
+
+
+def save(path: Path, results: Results, found: dict[str, Any]) -> None:
+    """Write everything that was measured as JSON, with what is known of the run."""
+    record = {
+        **found,
         "measures": {
             measure.key: _summary(measure, results) for measure in MEASURES if results.samples.get(measure.key)
         },

@@ -53,6 +53,10 @@ def main() -> None:
     arguments = _parser().parse_args()
     options = _options(arguments)
     results = Results()
+    found = {
+        **report.surroundings(),
+        "options": {field.name: getattr(options, field.name) for field in fields(options)},
+    }
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outlast-bench-", dir=arguments.folder)))
         places = _places(stack, folder, options.databases)
@@ -61,9 +65,7 @@ def main() -> None:
         finally:
             print(report.table(results), flush=True)
             if arguments.output is not None:
-                report.save(
-                    arguments.output, results, {field.name: getattr(options, field.name) for field in fields(options)}
-                )
+                report.save(arguments.output, results, found)
 
 
 def _parser() -> argparse.ArgumentParser:

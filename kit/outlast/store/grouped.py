@@ -12,8 +12,8 @@ from typing import Any
 from outlast.core import faults, jsontext
 from outlast.core.errors import Conflict, Gone, LeaseLost, OutlastError
 from outlast.core.records import Invocation, OnActive, Outcome, Request
-from outlast.store.invocations import INVOCATION_COLUMNS, RELEASE, invocation
-from outlast.store.statements import Connection, Pending, Row, Statement, rows, values
+from outlast.store.invocations import COLUMNS, INVOCATION_COLUMNS, RELEASE, invocation
+from outlast.store.statements import Connection, Pending, Row, Statement, query, rows, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ Answer = Accepted | Finished | list[list[Row]] | OutlastError | None
 
 _FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 
+_PRINCIPAL, _ID = COLUMNS.index("principal"), COLUMNS.index("id")
 _ACCEPT_COLUMNS = {
     "i": "int", "p": "text", "id": "text", "s": "text", "g": "text", "k": "text", "f": "text", "t": "text",
     "c": "text", "m": "text", "tm": "bigint", "r": "boolean", "l": "boolean",
@@ -114,9 +115,10 @@ _LOCK_ACCEPTING = Statement(
 _LOCK_FINISHING = Statement(
     "SELECT number FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f) ORDER BY number {update}"
 )
-_OPEN = (
-    "EXISTS (SELECT 1 FROM {p}invocations o WHERE o.session_number = s.number AND o.status IN ('queued', 'running'))"
-)
+# With EXISTS, PostgreSQL may read every open invocation once and hash them, instead of looking at one session's.
+_OPEN = """(
+    SELECT o.number FROM {p}invocations o WHERE o.session_number = s.number AND o.status IN ('queued', 'running') LIMIT 1
+) IS NOT NULL"""
 _INSERT = Statement(
     """
     INSERT INTO {p}invocations (principal, id, session_number, agent, kind, fingerprint, input, config, metadata,
@@ -144,11 +146,11 @@ _INSERT = Statement(
     + _OPEN
     + """)
     ) c ORDER BY c.i
-    RETURNING number
-    """,
+    RETURNING """
+    + ", ".join(COLUMNS),
     _ACCEPT_COLUMNS,
 )
-_ACCEPTED = Statement(
+_KNOWN = Statement(
     """
     SELECT i.i, s.agent, (SELECT 1 FROM {p}tombstones t WHERE t.principal = i.p AND t.id = i.id), """
     + INVOCATION_COLUMNS
@@ -183,22 +185,22 @@ _EVENTS = Statement(
 )
 _EVENTS_ALONE = Statement(
     """
-    WITH held AS (
-        SELECT v.number, v.epoch FROM {p}invocations v
-        WHERE v.holder = :me AND v.status = 'running'
-            AND (v.number, v.epoch) IN (SELECT i.n, i.e FROM {rows} i)
-        ORDER BY v.number {share}
-    ), stored AS (
+    WITH fence AS MATERIALIZED (SELECT w.id FROM {p}workers w WHERE w.id = :me {share}),
+    stored AS (
         INSERT INTO {p}events (invocation_number, position, attempt, at, event)
-        SELECT i.n, i.p, i.a, {now}, i.t FROM {rows} i JOIN held ON held.number = i.n AND held.epoch = i.e
+        SELECT i.n, i.p, i.a, {now}, i.t
+        FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+        WHERE COALESCE(v.holder, '') = :me AND v.status = 'running' AND EXISTS (SELECT 1 FROM fence)
         ON CONFLICT (invocation_number, position) DO NOTHING
     )
-    SELECT number, epoch FROM held
+    SELECT v.number, v.epoch FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
+    WHERE COALESCE(v.holder, '') = :me AND v.status = 'running' AND EXISTS (SELECT 1 FROM fence)
     """,
     _EVENT_COLUMNS,
 )
-"""PostgreSQL only: events and nothing else, in one statement that is its own transaction. The fence is the lock on each
-invocation: a takeover that changes the row first makes the row drop out, one that comes later waits."""
+"""PostgreSQL only: events and nothing else, in one statement that is its own transaction. A takeover deletes the
+worker's row in the transaction that changes its invocations, and nobody else changes what a worker holds: when the row
+can be locked, what this statement saw of the invocations before it had the lock is still so."""
 _PROGRESS = Statement(
     """
     UPDATE {p}invocations SET progress = true, suspect = false
@@ -218,6 +220,7 @@ _FINISH = Statement(
     FROM {rows} i
     WHERE {p}invocations.number = i.n AND {p}invocations.epoch = i.e
         AND COALESCE({p}invocations.holder, '') = :me AND {p}invocations.status = 'running'
+    RETURNING number, finished_at, last_position
     """,
     _FINISH_COLUMNS,
 )
@@ -239,7 +242,6 @@ class _Batch:
     writes: list[Write] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     created: Pending | None = None
-    accepted: Pending | None = None
     held: Pending | None = None
     parts: list[Pending] = field(default_factory=list)
     finished: Pending | None = None
@@ -263,7 +265,7 @@ def perform(connection: Connection, me: str | None, operations: Sequence[Operati
         _add(batch, operation)
     if connection.dialect == "postgresql" and not faults.active() and _only_events(batch):
         batch.held = connection.send(_EVENTS_ALONE, rows=rows(_event_rows(batch)), me=batch.me)
-        return _answers(batch, operations)
+        return _answers(connection, batch, operations)
     points = batch.points()
     _reach(points, "begin")
     connection.begin()
@@ -272,7 +274,7 @@ def perform(connection: Connection, me: str | None, operations: Sequence[Operati
         connection_reach(connection, points)
     connection.commit()
     _reach(points, "after_commit")
-    return _answers(batch, operations)
+    return _answers(connection, batch, operations)
 
 
 def separable(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
@@ -340,7 +342,6 @@ def _send_accepts(connection: Connection, batch: _Batch, finishing: str) -> None
     elif batch.finishes and connection.dialect == "postgresql":
         connection.send(_LOCK_FINISHING, values=finishing)
     batch.created = connection.send(_INSERT, rows=input, me=batch.me)
-    batch.accepted = connection.send(_ACCEPTED, rows=input)
 
 
 def _accept_row(index: int, accept: Accept) -> dict[str, Any]:
@@ -383,26 +384,26 @@ def _send_writes(connection: Connection, batch: _Batch) -> None:
 
 
 def _send_finishes(connection: Connection, batch: _Batch, finishing: str) -> None:
-    input = rows(
-        [
-            {
-                "n": finish.number, "e": finish.epoch, "st": finish.outcome.status, "o": finish.outcome.output,
-                "er": finish.outcome.error, "it": finish.outcome.interrupt, "u": finish.outcome.usage,
-            }
-            for finish in batch.finishes
-        ]
-    )  # fmt: skip
-    connection.send(_FINISH, rows=input, me=batch.me)
-    batch.finished = connection.send(_FINISHED, rows=input, me=batch.me)
+    input = rows([_finish_row(finish) for finish in batch.finishes])
+    batch.finished = connection.send(_FINISH, rows=input, me=batch.me)
     if finishing != "[]":
         batch.released = connection.send(RELEASE, values=finishing)
 
 
-def _answers(batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
-    accepted = _accept_answers(batch)
+def _finish_row(finish: Finish) -> dict[str, Any]:
+    outcome = finish.outcome
+    return {
+        "n": finish.number, "e": finish.epoch, "st": outcome.status, "o": outcome.output, "er": outcome.error,
+        "it": outcome.interrupt, "u": outcome.usage,
+    }  # fmt: skip
+
+
+def _answers(connection: Connection, batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
+    """Put the answers in order. What the transaction did not do, and may have been done before, is looked up now."""
+    accepted = iter(_accept_answers(connection, batch))
     held = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
     parts = iter(batch.parts)
-    finished = {number: (at, last) for number, at, last in batch.finished.rows()} if batch.finished else {}
+    finished = _finished(connection, batch)
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
     answers: list[Answer] = []
     for operation in operations:
@@ -422,21 +423,45 @@ def _lost(number: int) -> LeaseLost:
     return LeaseLost(f"invocation {number} is no longer held by this attempt; nothing of this write was stored")
 
 
-def _accept_answers(batch: _Batch) -> Any:
-    if batch.accepted is None or batch.created is None:
-        return iter(())
-    created = {number for (number,) in batch.created.rows()}
-    by_index = {row[0]: row[1:] for row in batch.accepted.rows()}
-    return iter([_accept_answer(by_index[index], accept, created) for index, accept in enumerate(batch.accepts)])
+def _finished(connection: Connection, batch: _Batch) -> dict[int, tuple[int, int]]:
+    if batch.finished is None:
+        return {}
+    found = batch.finished.rows()
+    done = {number for number, *_ in found}
+    if rest := [_finish_row(finish) for finish in batch.finishes if finish.number not in done]:
+        found = [*found, *query(connection, _FINISHED, rows=rows(rest), me=batch.me)]
+    return {number: (at, last) for number, at, last in found}
 
 
-def _accept_answer(row: Row, accept: Accept, created: set[int]) -> Answer:
+def _accept_answers(connection: Connection, batch: _Batch) -> list[Answer]:
+    if batch.created is None:
+        return []
+    created = {(row[_PRINCIPAL], row[_ID]): row for row in batch.created.rows()}
+    missing = [
+        (index, accept)
+        for index, accept in enumerate(batch.accepts)
+        if (accept.request.principal, accept.request.id) not in created
+    ]
+    known: dict[int, Row] = {}
+    if missing:
+        found = query(connection, _KNOWN, rows=rows([_accept_row(index, accept) for index, accept in missing]))
+        known = {row[0]: row[1:] for row in found}
+    answers: list[Answer] = []
+    for index, accept in enumerate(batch.accepts):
+        if index in known:
+            answers.append(_not_created(known[index], accept.request))
+        else:
+            row = created[accept.request.principal, accept.request.id]
+            answers.append(Accepted(invocation((*row, accept.request.session_id)), created=True))
+    return answers
+
+
+def _not_created(row: Row, request: Request) -> Answer:
     session_agent, tombstone, *fields = row
-    request = accept.request
     if fields[0] is not None:
         found = invocation(tuple(fields))
         if found.fingerprint == request.fingerprint:
-            return Accepted(found, found.number in created)
+            return Accepted(found, created=False)
         return Conflict(
             f"invocation {request.id} exists with another input, session_id, agent, config or kind; "
             "use a new id for a new request",

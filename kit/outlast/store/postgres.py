@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Statement, translated
 
@@ -23,7 +24,12 @@ CONNECT_ARGUMENTS: dict[str, Any] = {
 # serialization failure, deadlock, lock timeout, a racing insert of the same id, and a statement timeout
 _AGAIN = ("40001", "40P01", "55P03", "23505", "57014")
 _LOST = ("08", "53", "57P", "25P03", "25006", "58")
-_BOUND = Statement("SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true)")
+# Within the transaction, because behind a transaction pooler a session's settings reach other clients. For the scans
+# see `statements._FEW`: right for a table of one page, such a plan would be kept when the table has grown.
+_BOUND = Statement(
+    "SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true), "
+    "set_config('enable_seqscan', 'off', true)"
+)
 
 
 def _meaning(error: Exception) -> type[DatabaseError]:
@@ -93,11 +99,17 @@ class PostgresConnection:
     def rollback(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self._leave()
-        try:
-            if not self._connection.closed:
+        status = self._connection.info.transaction_status
+        if status is TransactionStatus.IDLE:
+            return
+        if status is TransactionStatus.INTRANS:
+            with contextlib.suppress(psycopg.Error):
                 self._connection.execute("ROLLBACK")
-        except psycopg.Error:
-            self.close()
+                return
+        # The server skips what follows a failed statement in a pipeline. Where that would have been prepared, the driver
+        # takes it for prepared from then on (psycopg 3.3): only a new connection is sure.
+        with contextlib.suppress(DatabaseError):
+            self.reconnect()
 
     def _leave(self) -> None:
         scope, self._scope, self._pipeline = self._scope, None, None

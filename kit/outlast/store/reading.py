@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
-from sqlalchemy import Engine, Select, and_, func, or_, select
+from sqlalchemy import Engine, Select, and_, func, literal_column, or_, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -42,6 +42,8 @@ _RECORD = (
 _INVOCATIONS = select(*_RECORD).select_from(
     invocations.outerjoin(sessions, sessions.c.number == invocations.c.session_number)
 )
+# See `tables.LISTED`.
+_LISTED = invocations.c.number > literal_column("0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Reader:
         limit: int,
     ) -> list[Invocation]:
         """Newest first, below the number `before`."""
-        query = _INVOCATIONS.where(invocations.c.principal == principal)
+        query = _INVOCATIONS.where(invocations.c.principal == principal, _LISTED)
         if session_id is not None:
             query = query.where(sessions.c.id == session_id)
         if status is not None:

@@ -23,6 +23,7 @@ _LOST = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sql
 
 def prepare(connection: sqlite3.Connection, *, durable: bool) -> None:
     """Set what every connection needs; also used for the connections of SQLAlchemy's pool."""
+    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     connection.execute(f"PRAGMA busy_timeout = {int(READ_BUSY_TIMEOUT_SECONDS * 1000)}")
@@ -64,7 +65,6 @@ class SQLiteConnection:
         connection = sqlite3.connect(
             self._path, isolation_level=None, check_same_thread=False, timeout=READ_BUSY_TIMEOUT_SECONDS
         )
-        _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         prepare(connection, durable=self._durable)
         connection.execute("PRAGMA busy_timeout = 0")
         return connection

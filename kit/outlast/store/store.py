@@ -187,7 +187,6 @@ def _engine(url: StoreURL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _record: object) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
         sqlite.prepare(connection, durable=url.durable)
 
     return engine

@@ -172,7 +172,14 @@ def upgrade() -> None:
         sqlite_where=sa.text("status = 'running'"),
         postgresql_where=sa.text("status = 'running'"),
     )
-    op.create_index("invocations_listed", "invocations", ["principal", "number"], unique=False)
+    op.create_index(
+        "invocations_listed",
+        "invocations",
+        ["principal", "number"],
+        unique=False,
+        sqlite_where=sa.text("number > 0"),
+        postgresql_where=sa.text("number > 0"),
+    )
     op.create_index("invocations_of_session", "invocations", ["session_number", "number"], unique=False)
     op.create_index(
         "invocations_open",
