@@ -185,22 +185,25 @@ _EVENTS = Statement(
 )
 _EVENTS_ALONE = Statement(
     """
-    WITH fence AS MATERIALIZED (SELECT w.id FROM {p}workers w WHERE w.id = :me {share}),
-    stored AS (
+    WITH held AS MATERIALIZED (
+        SELECT v.number, v.epoch FROM {p}invocations v
+        WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
+            AND (v.number, v.epoch) IN (SELECT i.n, i.e FROM {rows} i)
+        ORDER BY v.number {share}
+    ), stored AS (
         INSERT INTO {p}events (invocation_number, position, attempt, at, event)
-        SELECT i.n, i.p, i.a, {now}, i.t
-        FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
-        WHERE COALESCE(v.holder, '') = :me AND v.status = 'running' AND EXISTS (SELECT 1 FROM fence)
+        SELECT i.n, i.p, i.a, {now}, i.t FROM {rows} i JOIN held ON held.number = i.n AND held.epoch = i.e
         ON CONFLICT (invocation_number, position) DO NOTHING
     )
-    SELECT v.number, v.epoch FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
-    WHERE COALESCE(v.holder, '') = :me AND v.status = 'running' AND EXISTS (SELECT 1 FROM fence)
+    SELECT number, epoch FROM held
     """,
     _EVENT_COLUMNS,
 )
-"""PostgreSQL only: events and nothing else, in one statement that is its own transaction. A takeover deletes the
-worker's row in the transaction that changes its invocations, and nobody else changes what a worker holds: when the row
-can be locked, what this statement saw of the invocations before it had the lock is still so."""
+"""PostgreSQL only: events and nothing else, in one statement that is its own transaction. The fence is the lock on each
+invocation: a takeover that changes the row first makes the row drop out, one that comes later waits. (The worker's row
+would not do here: who ends a run for its worker holds that row and leaves it, and a statement that waited for it would
+go on with what it saw of the run before.)
+"""
 _PROGRESS = Statement(
     """
     UPDATE {p}invocations SET progress = true, suspect = false
