@@ -7,6 +7,7 @@ statement of a pipeline by itself, which makes the server work on each alone and
 
 import contextlib
 import itertools
+import logging
 import re
 import select
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from psycopg import pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, Format, TransactionStatus
 
 from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Statement, translated
+
+logger = logging.getLogger("outlast.store")
 
 IDLE_IN_TRANSACTION_MS = 5000
 """A frozen worker must not hold rows for longer."""
@@ -43,6 +46,7 @@ _BOUND = Statement(
     "SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true), "
     "set_config('enable_seqscan', 'off', true)"
 )
+_BACKEND = Statement("SELECT pg_backend_pid()")
 _NOTIFY = Statement("SELECT pg_notify(:channel, :payload)")
 
 _Key = tuple[bytes, tuple[int, ...]]
@@ -103,6 +107,8 @@ def _dumped(value: Any) -> bytes | None:
         return value
     if isinstance(value, bool):
         return b"t" if value else b"f"
+    if not isinstance(value, str | int | float):
+        raise Refused(f"a parameter of type {type(value).__name__}")
     text = str(value).encode()
     if b"\0" in text:
         raise Refused("PostgreSQL stores no text with a NUL character")  # libpq would cut it off there
@@ -154,6 +160,13 @@ class _Preparation:
 
 
 class PostgresConnection:
+    """One connection to PostgreSQL.
+
+    `pooled`: a pooler such as PgBouncer stands before the database, seen by the process number, which is not the
+    database's own. Each transaction may then be with another server process, so nothing is left in one: no prepared
+    statement and no LISTEN.
+    """
+
     dialect: DialectName = "postgresql"
 
     def __init__(self, arguments: dict[str, Any], schema: str) -> None:
@@ -172,6 +185,13 @@ class PostgresConnection:
         self._preparing: dict[_Key, bytes] = {}
         self._awaited: list[Sent | _Preparation] = []
         self._in_transaction = False
+        self.pooled = True
+        try:
+            ((backend,),) = self.send(_BACKEND).rows()
+        except DatabaseError:
+            self.close()
+            raise
+        self.pooled = backend != self._libpq.backend_pid
 
     def begin(self) -> None:
         self._in_transaction = True
@@ -210,10 +230,15 @@ class PostgresConnection:
         values = [parameters[name] for name in names]
         if not self._libpq.pipeline_status:
             self._libpq.enter_pipeline_mode()
-        key = text, tuple([_TYPES.get(type(value), _UNKNOWN) for value in values])
-        name = self._prepared.get(key) or self._preparing.get(key) or self._prepare(key)
+        types = tuple([_TYPES.get(type(value), _UNKNOWN) for value in values])
         formats = [Format.BINARY if isinstance(value, bytes) else Format.TEXT for value in values]
-        self._libpq.send_query_prepared(name, [_dumped(value) for value in values], formats)
+        dumped = [_dumped(value) for value in values]
+        if self.pooled:
+            self._libpq.send_query_params(text, dumped, types, formats)
+        else:
+            key = text, types
+            name = self._prepared.get(key) or self._preparing.get(key) or self._prepare(key)
+            self._libpq.send_query_prepared(name, dumped, formats)
         sent = Sent(self)
         self._awaited.append(sent)
         return sent
@@ -266,6 +291,12 @@ class PostgresConnection:
         self._connect()
 
     def listen(self) -> None:
+        if self.pooled:
+            logger.warning(
+                "there is a pooler before the database: what other workers do is noticed by polling; "
+                "a direct connection is faster"
+            )
+            return
         self.send(Statement(f'LISTEN "{self._channel}"'))
 
     @_translated

@@ -183,6 +183,14 @@ def _engine(url: StoreURL) -> Engine:
     except ModuleNotFoundError as error:
         raise StoreSetupError("PostgreSQL needs its driver: pip install 'outlast[postgres]'") from error
     if not url.is_sqlite:
+
+        @event.listens_for(engine, "connect")
+        def prepare_nothing_behind_a_pooler(connection: Any, _record: object) -> None:
+            with connection.cursor() as cursor:
+                ((backend,),) = cursor.execute("SELECT pg_backend_pid()").fetchall()
+            if backend != connection.info.backend_pid:
+                connection.prepare_threshold = None
+
         return engine.execution_options(schema_translate_map={None: url.schema})
 
     @event.listens_for(engine, "connect")
