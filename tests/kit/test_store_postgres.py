@@ -78,6 +78,19 @@ def test_a_rollback_without_an_error_keeps_the_connection(connection: PostgresCo
     assert before == after
 
 
+async def test_connections_that_the_server_ended_while_idle_are_replaced(postgres_url: str, make_request: Make) -> None:
+    # BR-50
+    store = await Store.open(postgres_url)
+    first = (await store.accept(make_request(), lease=False)).invocation
+    assert await store.read.invocation(first.principal, first.id)
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        assert admin.execute("SELECT count(pg_terminate_backend(pid)) " + others).fetchone() >= (2,)
+    second = (await store.accept(make_request(), lease=False)).invocation
+    assert await store.read.invocation(second.principal, second.id)
+    await store.close()
+
+
 async def test_the_rows_read_for_a_run_do_not_grow_with_the_tables(postgres_url: str, make_request: Make) -> None:
     """The plans are made while the tables are nearly empty, and nothing analyses the tables later."""
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as admin:
