@@ -206,10 +206,13 @@ class LangGraphTurn:
         return snapshot
 
     def _open(self, snapshot: StateSnapshot) -> list[tuple[StateSnapshot, OpenCalls]]:
-        """Find the open calls of the graph and of its subgraphs, and have the journal answer them."""
+        """Find the open calls of the graph and of its subgraphs, and have the journal answer them.
+
+        Where an input is stored but not taken in yet, the answers are in it: to write them would drop the input.
+        """
         found = []
         for at in _deep(snapshot):
-            if (calls := self._open_of(at)) is not None:
+            if not _has_input_before_it(at) and (calls := self._open_of(at)) is not None:
                 found.append((at, calls))
                 if not isinstance(self._input, Answers):
                     self._run.journal.dead.update(call.key for call in calls.calls)
@@ -415,6 +418,10 @@ def _namespace(snapshot: StateSnapshot) -> str:
 
 def _is_cut_off(task: PregelTask) -> bool:
     return isinstance(task.state, StateSnapshot) and not task.result
+
+
+def _has_input_before_it(snapshot: StateSnapshot) -> bool:
+    return any(task.name == START and not task.result for task in snapshot.tasks)
 
 
 def _deep(snapshot: StateSnapshot) -> Iterator[StateSnapshot]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -239,6 +240,21 @@ def test_new_message_is_not_lost_while_calls_are_closed(harness: KillHarness, tm
         assert harness.run(say_more, more).result == "All is paid."
         last = EffectsLog(folder / "views").read()[-1]
         assert last.count("'user'") == 2, last
+
+
+def test_new_message_is_not_lost_when_its_checkpoint_was_stored_and_nothing_else(
+    harness: KillHarness, tmp_path: Path
+) -> None:
+    """The writes of the step that takes the input in are a commit of their own, or one with the checkpoint."""
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path)}
+    assert harness.run(say_more, {**where, "id": ID, "message": "pay"}, kill=KillAt("tool.before_body", 1)).killed
+    more = {**where, "id": ID[:-1] + "9", "message": "pay more"}
+    assert harness.run(say_more, more, kill=KillAt("checkpoint.after_put", 1)).killed
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as database:
+        database.execute("DELETE FROM checkpoint_writes WHERE checkpoint_id = (SELECT checkpoint FROM heads)")
+    assert harness.run(say_more, more).result == "All is paid."
+    last = EffectsLog(tmp_path / "views").read()[-1]
+    assert last.count("'user'") == 2, last
 
 
 def graph_of_nodes(folder: str) -> LangGraphAgent:
