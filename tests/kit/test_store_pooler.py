@@ -42,8 +42,6 @@ def pooled_url(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[str]
     port = free_port()
     path = tmp_path / "pgbouncer.ini"
     path.write_text(CONFIGURATION.format(server=postgres_server, port=port))
-    for folder in (path, *path.parents[:4]):
-        folder.chmod(0o755)
     with subprocess.Popen(["pgbouncer", "-u", "nobody", path], stderr=subprocess.PIPE, text=True) as pooler:
         assert pooler.stderr is not None
         assert any("process up" in line for line in pooler.stderr)

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 Make = Callable[..., Request]
 USED = Statement("SELECT CAST(:number AS int) + 1")
 TIMES_UNTIL_PREPARED = 5
+"""By a cursor of the driver; the store prepares at the first use."""
 MANY = 2000
 FILL_SESSIONS = """
     INSERT INTO outlast.sessions (principal, id, agent, created_at, last_activity)

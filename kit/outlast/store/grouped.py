@@ -163,7 +163,7 @@ _KNOWN = Statement(
     _ACCEPT_COLUMNS,
 )
 
-# COALESCE keeps SQLite's planner from walking all that this worker holds instead of the few rows that are named.
+# COALESCE keeps the planners from walking all that this worker holds instead of the few rows that are named.
 _EVENT_COLUMNS = {"n": "bigint", "e": "int", "p": "bigint", "a": "int", "t": "text"}
 _LEASE_COLUMNS = {"n": "bigint", "e": "int"}
 _HELD = Statement(
@@ -185,7 +185,7 @@ _EVENTS = Statement(
 )
 _EVENTS_ALONE = Statement(
     """
-    WITH held AS MATERIALIZED (
+    WITH held AS (
         SELECT v.number, v.epoch FROM {p}invocations v
         WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
             AND (v.number, v.epoch) IN (SELECT i.n, i.e FROM {rows} i)

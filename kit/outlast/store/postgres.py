@@ -46,7 +46,6 @@ _BOUND = Statement(
     "SELECT set_config('idle_in_transaction_session_timeout', :milliseconds, true), "
     "set_config('enable_seqscan', 'off', true)"
 )
-_BACKEND = Statement("SELECT pg_backend_pid()")
 _NOTIFY = Statement("SELECT pg_notify(:channel, :payload)")
 
 _Key = tuple[bytes, tuple[int, ...]]
@@ -159,13 +158,18 @@ class _Preparation:
         self._prepared[self._key] = self._name
 
 
-class PostgresConnection:
-    """One connection to PostgreSQL.
+def is_pooled(connection: "psycopg.Connection[Any]") -> bool:
+    """Say whether a pooler such as PgBouncer stands before the database: it makes up the process number.
 
-    `pooled`: a pooler such as PgBouncer stands before the database, seen by the process number, which is not the
-    database's own. Each transaction may then be with another server process, so nothing is left in one: no prepared
-    statement and no LISTEN.
+    Each transaction may then be with another server process, so nothing may be left in one: no prepared statement and
+    no LISTEN.
     """
+    backend = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return backend != (connection.info.backend_pid,)
+
+
+class PostgresConnection:
+    """One connection to PostgreSQL; for `pooled` see `is_pooled`."""
 
     dialect: DialectName = "postgresql"
 
@@ -179,19 +183,17 @@ class PostgresConnection:
     @_translated
     def _connect(self) -> None:
         self._connection = psycopg.connect(**self._arguments, autocommit=True)
+        try:
+            self.pooled = is_pooled(self._connection)
+        except psycopg.Error:
+            self.close()
+            raise
         self._libpq = self._connection.pgconn
-        self._socket = select.poll()
+        self._poll = select.poll()
         self._prepared: dict[_Key, bytes] = {}
         self._preparing: dict[_Key, bytes] = {}
         self._awaited: list[Sent | _Preparation] = []
         self._in_transaction = False
-        self.pooled = True
-        try:
-            ((backend,),) = self.send(_BACKEND).rows()
-        except DatabaseError:
-            self.close()
-            raise
-        self.pooled = backend != self._libpq.backend_pid
 
     def begin(self) -> None:
         self._in_transaction = True
@@ -278,8 +280,8 @@ class PostgresConnection:
     def _result(self) -> "pq.abc.PGresult | None":
         """Wait for the next answer; None ends the answers of one statement."""
         while (unsent := self._libpq.flush()) or self._libpq.is_busy():
-            self._socket.register(self._libpq.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
-            self._socket.poll()
+            self._poll.register(self._libpq.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
+            self._poll.poll()
             self._libpq.consume_input()
         return self._libpq.get_result()
 

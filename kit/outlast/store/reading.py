@@ -42,7 +42,7 @@ _RECORD = (
 _INVOCATIONS = select(*_RECORD).select_from(
     invocations.outerjoin(sessions, sessions.c.number == invocations.c.session_number)
 )
-# See `tables.LISTED`.
+# The condition of the index `invocations_listed`; see `tables`.
 _LISTED = invocations.c.number > literal_column("0")
 
 

@@ -183,12 +183,11 @@ def _engine(url: StoreURL) -> Engine:
     except ModuleNotFoundError as error:
         raise StoreSetupError("PostgreSQL needs its driver: pip install 'outlast[postgres]'") from error
     if not url.is_sqlite:
+        from outlast.store.postgres import is_pooled
 
         @event.listens_for(engine, "connect")
         def prepare_nothing_behind_a_pooler(connection: Any, _record: object) -> None:
-            with connection.cursor() as cursor:
-                ((backend,),) = cursor.execute("SELECT pg_backend_pid()").fetchall()
-            if backend != connection.info.backend_pid:
+            if is_pooled(connection):
                 connection.prepare_threshold = None
 
         return engine.execution_options(schema_translate_map={None: url.schema})

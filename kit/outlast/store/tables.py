@@ -22,9 +22,9 @@ _Number = BigInteger().with_variant(Integer(), "sqlite")
 
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
-LISTED = text("number > 0")
-"""Holds for every invocation. A query that says it literally may use the index for lists; a look for one id, which does not, cannot
-take it for the index of ids and read all of a principal's invocations."""
+_LISTED = text("number > 0")
+"""Holds for every invocation. A query that says it literally may use the index for lists; a look for one id, which does
+not, cannot take it for the index of ids and read all of a principal's invocations."""
 
 workers = Table(
     "workers",
@@ -99,7 +99,7 @@ invocations = Table(
           postgresql_where=text("status = 'running'")),
     Index("invocations_finished", "finished_at", sqlite_where=text("finished_at IS NOT NULL"),
           postgresql_where=text("finished_at IS NOT NULL")),
-    Index("invocations_listed", "principal", "number", sqlite_where=LISTED, postgresql_where=LISTED),
+    Index("invocations_listed", "principal", "number", sqlite_where=_LISTED, postgresql_where=_LISTED),
     Index("invocations_of_session", "session_number", "number"),
     sqlite_autoincrement=True,
 )  # fmt: skip
