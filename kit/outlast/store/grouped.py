@@ -5,7 +5,7 @@ row, then sessions by number, then invocations. Locks are statements of their ow
 see what was committed while it waited for a lock, so whatever depends on a lock must be a later statement.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from outlast.core import faults, jsontext
 from outlast.core.errors import Conflict, Gone, LeaseLost, OutlastError
 from outlast.core.records import Invocation, OnActive, Outcome, Request
 from outlast.store.invocations import COLUMNS, INVOCATION_COLUMNS, RELEASE, invocation
-from outlast.store.statements import Connection, Pending, Row, Statement, query, rows, values
+from outlast.store.statements import Connection, Pending, Row, Rows, Statement, query, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,7 @@ _EVENTS = Statement(
     FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
     WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
     ON CONFLICT (invocation_number, position) DO NOTHING
+    RETURNING invocation_number
     """,
     _EVENT_COLUMNS,
 )
@@ -236,6 +237,9 @@ _FINISHED = Statement(
 )
 
 
+_Lease = tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Batch:
     """The operations of one transaction, by kind, and the answers to wait for."""
@@ -245,6 +249,8 @@ class _Batch:
     writes: list[Write] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     created: Pending | None = None
+    stored: Pending | None = None
+    asked: set[_Lease] = field(default_factory=set)
     held: Pending | None = None
     parts: list[Pending] = field(default_factory=list)
     finished: Pending | None = None
@@ -267,7 +273,8 @@ def perform(connection: Connection, me: str | None, operations: Sequence[Operati
     for operation in operations:
         _add(batch, operation)
     if connection.dialect == "postgresql" and not faults.active() and _only_events(batch):
-        batch.held = connection.send(_EVENTS_ALONE, rows=rows(_event_rows(batch)), me=batch.me)
+        batch.asked = {(write.number, write.epoch) for write in batch.writes}
+        batch.held = connection.send(_EVENTS_ALONE, rows=_event_rows(batch), me=batch.me)
         return _answers(connection, batch, operations)
     points = batch.points()
     _reach(points, "begin")
@@ -336,8 +343,8 @@ def _send(connection: Connection, batch: _Batch) -> None:
         _send_finishes(connection, batch, finishing)
 
 
-def _send_accepts(connection: Connection, batch: _Batch, finishing: str) -> None:
-    input = rows([_accept_row(index, accept) for index, accept in enumerate(batch.accepts)])
+def _send_accepts(connection: Connection, batch: _Batch, finishing: Rows) -> None:
+    input = _accept_rows(enumerate(batch.accepts))
     if any(accept.request.session_id is not None for accept in batch.accepts):
         connection.send(_NEW_SESSIONS, rows=input)
         if connection.dialect == "postgresql":
@@ -347,15 +354,18 @@ def _send_accepts(connection: Connection, batch: _Batch, finishing: str) -> None
     batch.created = connection.send(_INSERT, rows=input, me=batch.me)
 
 
-def _accept_row(index: int, accept: Accept) -> dict[str, Any]:
+def _accept_rows(accepts: Iterable[tuple[int, Accept]]) -> Rows:
+    return Rows(_ACCEPT_COLUMNS, [_accept_row(index, accept) for index, accept in accepts])
+
+
+def _accept_row(index: int, accept: Accept) -> Row:
     request = accept.request
-    return {
-        "i": index, "p": request.principal, "id": request.id, "s": request.session_id, "g": request.agent,
-        "k": request.kind, "f": request.fingerprint, "t": request.input, "c": request.config,
-        "m": jsontext.encode(dict(request.metadata)),
-        "tm": None if request.timeout_seconds is None else round(request.timeout_seconds * 1000),
-        "r": request.on_active is OnActive.REJECT, "l": accept.lease,
-    }  # fmt: skip
+    return (
+        index, request.principal, request.id, request.session_id, request.agent, request.kind, request.fingerprint,
+        request.input, request.config, jsontext.encode(dict(request.metadata)),
+        None if request.timeout_seconds is None else round(request.timeout_seconds * 1000),
+        request.on_active is OnActive.REJECT, accept.lease,
+    )  # fmt: skip
 
 
 def _only_events(batch: _Batch) -> bool:
@@ -363,19 +373,23 @@ def _only_events(batch: _Batch) -> bool:
     return alone and all(write.events and not write.parts and not write.progress for write in batch.writes)
 
 
-def _event_rows(batch: _Batch) -> list[dict[str, Any]]:
-    return [
-        {"n": write.number, "e": write.epoch, "p": position, "a": attempt, "t": text}
-        for write in batch.writes
-        for position, attempt, text in write.events
-    ]
+def _event_rows(batch: _Batch) -> Rows:
+    return Rows(
+        _EVENT_COLUMNS,
+        [
+            (write.number, write.epoch, position, attempt, text)
+            for write in batch.writes
+            for position, attempt, text in write.events
+        ],
+    )
 
 
 def _send_writes(connection: Connection, batch: _Batch) -> None:
-    leases = rows([{"n": n, "e": e} for n, e in {(write.number, write.epoch) for write in batch.writes}])
-    batch.held = connection.send(_HELD, rows=leases, me=batch.me)
-    if events := _event_rows(batch):
-        connection.send(_EVENTS, rows=rows(events), me=batch.me)
+    batch.asked = {(write.number, write.epoch) for write in batch.writes if not write.events}
+    if batch.asked:
+        batch.held = connection.send(_HELD, rows=Rows(_LEASE_COLUMNS, list(batch.asked)), me=batch.me)
+    if (events := _event_rows(batch)).items:
+        batch.stored = connection.send(_EVENTS, rows=events, me=batch.me)
     for write in batch.writes:
         for part in write.parts:
             lease = {"number": write.number, "epoch": write.epoch, "me": batch.me}
@@ -386,25 +400,24 @@ def _send_writes(connection: Connection, batch: _Batch) -> None:
         connection.send(_PROGRESS, values=values(progress), me=batch.me)
 
 
-def _send_finishes(connection: Connection, batch: _Batch, finishing: str) -> None:
-    input = rows([_finish_row(finish) for finish in batch.finishes])
-    batch.finished = connection.send(_FINISH, rows=input, me=batch.me)
-    if finishing != "[]":
+def _send_finishes(connection: Connection, batch: _Batch, finishing: Rows) -> None:
+    batch.finished = connection.send(_FINISH, rows=_finish_rows(batch.finishes), me=batch.me)
+    if finishing.items:
         batch.released = connection.send(RELEASE, values=finishing)
 
 
-def _finish_row(finish: Finish) -> dict[str, Any]:
-    outcome = finish.outcome
-    return {
-        "n": finish.number, "e": finish.epoch, "st": outcome.status, "o": outcome.output, "er": outcome.error,
-        "it": outcome.interrupt, "u": outcome.usage,
-    }  # fmt: skip
+def _finish_rows(finishes: Iterable[Finish]) -> Rows:
+    return Rows(_FINISH_COLUMNS, [_finish_row(finish.number, finish.epoch, finish.outcome) for finish in finishes])
+
+
+def _finish_row(number: int, epoch: int, outcome: Outcome) -> Row:
+    return number, epoch, outcome.status, outcome.output, outcome.error, outcome.interrupt, outcome.usage
 
 
 def _answers(connection: Connection, batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
     """Put the answers in order. What the transaction did not do, and may have been done before, is looked up now."""
     accepted = iter(_accept_answers(connection, batch))
-    held = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
+    held = _held(connection, batch)
     parts = iter(batch.parts)
     finished = _finished(connection, batch)
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
@@ -426,13 +439,30 @@ def _lost(number: int) -> LeaseLost:
     return LeaseLost(f"invocation {number} is no longer held by this attempt; nothing of this write was stored")
 
 
+def _held(connection: Connection, batch: _Batch) -> set[_Lease]:
+    """Return the leases that stood. Events that were there before tell nothing; their lease is looked up."""
+    held: set[_Lease] = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
+    if batch.stored is None:
+        return held
+    stored = {number for (number,) in batch.stored.rows()}
+    epochs: dict[int, set[int]] = {}
+    for write in batch.writes:
+        epochs.setdefault(write.number, set()).add(write.epoch)
+    held |= {(number, epoch) for number in stored if len(epochs[number]) == 1 for epoch in epochs[number]}
+    named = {(number, epoch) for number, found in epochs.items() for epoch in found}
+    if missing := named - held - batch.asked:
+        found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(missing)), me=batch.me)
+        held |= {(number, epoch) for number, epoch in found}
+    return held
+
+
 def _finished(connection: Connection, batch: _Batch) -> dict[int, tuple[int, int]]:
     if batch.finished is None:
         return {}
     found = batch.finished.rows()
     done = {number for number, *_ in found}
-    if rest := [_finish_row(finish) for finish in batch.finishes if finish.number not in done]:
-        found = [*found, *query(connection, _FINISHED, rows=rows(rest), me=batch.me)]
+    if rest := [finish for finish in batch.finishes if finish.number not in done]:
+        found = [*found, *query(connection, _FINISHED, rows=_finish_rows(rest), me=batch.me)]
     return {number: (at, last) for number, at, last in found}
 
 
@@ -447,7 +477,7 @@ def _accept_answers(connection: Connection, batch: _Batch) -> list[Answer]:
     ]
     known: dict[int, Row] = {}
     if missing:
-        found = query(connection, _KNOWN, rows=rows([_accept_row(index, accept) for index, accept in missing]))
+        found = query(connection, _KNOWN, rows=_accept_rows(missing))
         known = {row[0]: row[1:] for row in found}
     answers: list[Answer] = []
     for index, accept in enumerate(batch.accepts):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from outlast.core.errors import Conflict, NotFound
 from outlast.core.records import Invocation, Kind, Outcome, Status
-from outlast.store.statements import Connection, Row, Statement, query, rows, values
+from outlast.store.statements import Connection, Row, Rows, Statement, query, values
 
 CancelReason = Literal["cancelled", "timeout"]
 
@@ -92,7 +92,7 @@ def claim(
         connection.send(_MY_FENCE, me=me)
     if per_principal and connection.dialect == "postgresql":
         connection.send(_ONE_AT_A_TIME, name="outlast.claim")
-    input = rows([{"agent": agent} for agent in agents])
+    input = Rows(["agent"], [(agent,) for agent in agents])
 
     def lease(room: int, *, suspect: bool = False) -> int:
         leased = connection.send(

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, Format, TransactionStatus
 
-from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Statement, translated
+from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Rows, Statement, translated
 
 logger = logging.getLogger("outlast.store")
 
@@ -102,6 +102,8 @@ def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _dumped(value: Any) -> bytes | None:
+    if isinstance(value, Rows):
+        value = value.objects
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, bool):

@@ -7,15 +7,35 @@ writers), so the write lock is tried every half millisecond instead.
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from outlast.store.statements import Again, DatabaseError, DialectName, Lost, Refused, Row, Statement, translated
+from outlast.core import jsontext
+from outlast.store.statements import (
+    PLACEHOLDER,
+    Again,
+    DatabaseError,
+    DialectName,
+    Lost,
+    Refused,
+    Row,
+    Rows,
+    Statement,
+    translated,
+)
 
 LOCK_RETRY_SECONDS = 0.0005
 LOCK_TIMEOUT_SECONDS = 30.0
 READ_BUSY_TIMEOUT_SECONDS = 10.0
+
+MOST_BOUND_ROWS = 512
+"""More rows are passed as one JSON text, which is slower and has no limit."""
+
+STATEMENTS = 256
+"""Prepared statements a connection keeps; each statement has one text for every power of two of rows."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _LOST = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
@@ -41,6 +61,37 @@ def _meaning(error: Exception) -> type[DatabaseError]:
 _translated = translated(sqlite3.Error, _meaning)
 
 
+def _size(rows: Rows) -> int:
+    """Return how many rows the text of the statement has, or 0 for JSON."""
+    count = max(len(rows.items), 1)
+    return 0 if count > MOST_BOUND_ROWS else 1 << (count - 1).bit_length()
+
+
+def _bound(rows: Rows) -> Iterator[Any]:
+    size = _size(rows)
+    if size == 0:
+        return iter([jsontext.encode(rows.items)])
+    missing = (size - len(rows.items)) * len(rows.columns)
+    return chain(chain.from_iterable(rows.items), repeat(None, missing))
+
+
+@cache
+def _positional(text: str, shapes: tuple[tuple[str, tuple[str, ...], int], ...]) -> tuple[str, tuple[str, ...]]:
+    """Turn `:name` into `?` or a table; return the text and the names in order."""
+    tables = {name: _table(columns, size) for name, columns, size in shapes}
+    order = tuple(found[1] for found in PLACEHOLDER.finditer(text))
+    return PLACEHOLDER.sub(lambda found: tables.get(found[1], "?"), text), order
+
+
+def _table(columns: tuple[str, ...], size: int) -> str:
+    if size == 0:
+        fields = ", ".join(f"value ->> {index} AS {name}" for index, name in enumerate(columns))
+        return f"(SELECT {fields} FROM json_each(?))"
+    fields = ", ".join(f"column{index} AS {name}" for index, name in enumerate(columns, 1))
+    row = f"({', '.join('?' * len(columns))})"
+    return f"(SELECT {fields} FROM (VALUES {', '.join([row] * size)}) WHERE column1 IS NOT NULL)"
+
+
 class Done:
     """The rows of a statement that was executed at once."""
 
@@ -63,8 +114,9 @@ class SQLiteConnection:
     @_translated
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, timeout=READ_BUSY_TIMEOUT_SECONDS
-        )
+            self._path, isolation_level=None, check_same_thread=False, timeout=READ_BUSY_TIMEOUT_SECONDS,
+            cached_statements=STATEMENTS,
+        )  # fmt: skip
         prepare(connection, durable=self._durable)
         connection.execute("PRAGMA busy_timeout = 0")
         return connection
@@ -75,8 +127,18 @@ class SQLiteConnection:
 
     @_translated
     def send(self, statement: Statement, **parameters: Any) -> Done:
-        text = statement.render("sqlite", None)
-        return Done(self._connection.execute(text, parameters).fetchall())
+        shapes = tuple([
+            (name, value.columns, _size(value)) for name, value in parameters.items() if isinstance(value, Rows)
+        ])  # fmt: skip
+        text, order = _positional(statement.render("sqlite", None), shapes)
+        bound: list[Any] = []
+        for name in order:
+            value = parameters[name]
+            if isinstance(value, Rows):
+                bound.extend(_bound(value))
+            else:
+                bound.append(value)
+        return Done(self._connection.execute(text, bound).fetchall())
 
     def sync(self) -> None:
         pass
