@@ -85,13 +85,13 @@ async def test_nothing_is_written_after_the_end(store: Store, run: Invocation) -
 
 
 async def test_followers_hear_of_commits_in_order(store: Store, run: Invocation) -> None:
-    heard: list[int] = []
+    heard: list[tuple[int, bool]] = []
     sent = [
-        store.write(run.number, 1, events=[(n, 1, "0")], on_commit=lambda n=n: heard.append(n))  # type: ignore[misc]
+        store.write(run.number, 1, events=[(n, 1, "0")], told=lambda stored, n=n: heard.append((n, stored)))  # type: ignore[misc]
         for n in range(1, 101)
     ]
     await asyncio.gather(*sent)
-    assert heard == list(range(1, 101))
+    assert heard == [(n, True) for n in range(1, 101)]
 
 
 def _started(token: str) -> Part:

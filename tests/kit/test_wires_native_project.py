@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -35,7 +34,7 @@ def test_the_object_of_a_running_invocation() -> None:
     ],
 )
 def test_a_final_object_has_the_stored_text_of_its_result(status: Status, field: str, text: str) -> None:
-    final = replace(RUN, status=status, usage='{"tokens":1}', **{field: text})  # type: ignore[arg-type]  # a str field
+    final = RUN._replace(status=status, usage='{"tokens":1}', **{field: text})  # type: ignore[arg-type]  # a str field
     shown = project.invocation(final, "")
     assert f'"{field}":{text},"usage":{{"tokens":1}}' in shown
     assert set(json.loads(shown)) & {"output", "error", "interrupt"} == {field}
@@ -93,6 +92,6 @@ def test_a_frame_is_ascii() -> None:
 
 
 def test_the_last_frame_has_the_object_and_no_id() -> None:
-    final = replace(RUN, status=Status.COMPLETED, output='"\\u2028"')
+    final = RUN._replace(status=Status.COMPLETED, output='"\\u2028"')
     sent = project.end(final, "/base")
     assert sent == b"event: end\ndata: " + project.invocation(final, "/base").encode() + b"\n\n"

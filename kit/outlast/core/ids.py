@@ -1,13 +1,14 @@
 """The two names a client chooses: the invocation id (a UUID) and the session id (any short text)."""
 
 import re
-import unicodedata
 
 from outlast.core.errors import InvalidRequest
 
 MAX_SESSION_ID = 512
 """Characters."""
 
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Unicode's categories Cc and Cs."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -24,7 +25,7 @@ def session_id(text: object) -> str:
     """Return `text` unchanged when it can name a session, else raise InvalidRequest (`invalid_session_id`)."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_SESSION_ID:
         raise _bad_session(f"`session_id` must be a string of 1 to {MAX_SESSION_ID} characters")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+    if _UNNAMEABLE.search(text):
         raise _bad_session("`session_id` must not hold control characters or lone surrogates")
     return text
 

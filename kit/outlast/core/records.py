@@ -77,14 +77,12 @@ class Request:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(NamedTuple):
     """One stored invocation. Times are milliseconds since 1970 UTC by the database's clock, and only shown."""
 
     number: int
     principal: str
     id: str
-    session_id: str | None
     session_number: int | None
     agent: str
     kind: Kind
@@ -108,6 +106,7 @@ class Invocation:
     created_at: int
     started_at: int | None
     finished_at: int | None
+    session_id: str | None
 
 
 class Event(NamedTuple):

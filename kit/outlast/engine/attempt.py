@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 from typing import Any, Literal
 
 from outlast.core import faults, jsontext
@@ -12,6 +11,7 @@ from outlast.core.records import Interrupt, Invocation, Outcome, Status
 from outlast.engine.context import InvocationContext
 from outlast.engine.handlers import AgentHandlers
 from outlast.engine.threads import call
+from outlast.engine.waiting import done_within
 from outlast.engine.worker import Worker
 from outlast.store.invocations import cancelled_outcome
 
@@ -32,7 +32,8 @@ class Attempt:
         self.context: InvocationContext | None = None
         self._worker, self._handlers = worker, handlers
         self._stop: StopReason | None = None
-        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the attempt was asked to stop, or its handler ended."""
         self._entered = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -48,8 +49,11 @@ class Attempt:
             self.context.cancelled = True
             if reason == "lease_lost":
                 self.context.close("its lease is gone")
-        if not self._stopping.done():
-            self._stopping.set_result(None)
+        self._wake()
+
+    def _wake(self, _: object = None) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     async def run(self) -> Invocation | None:
         """Run to the end. Returns the final record, or None when the run goes on elsewhere."""
@@ -102,8 +106,8 @@ class Attempt:
         faults.reach("attempt.before_handler")
         self._entered = True
         handling = asyncio.ensure_future(self._handled(self.context))
-        either: list[asyncio.Future[Any]] = [handling, self._stopping]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        handling.add_done_callback(self._wake)
+        await self._over
         if self._stop is not None and not (handling.done() and self._stop == "shutdown"):
             await self._wind_down(handling)
             return self._stopped()
@@ -117,8 +121,7 @@ class Attempt:
         grace = self._worker.settings.cancel_grace
         if self._stop in ("shutdown", "lease_lost"):
             grace = min(grace, SHUTDOWN_GRACE_SECONDS)
-        await asyncio.wait([handling], timeout=grace)
-        if not handling.done():
+        if not await done_within(handling, grace):
             logger.warning("invocation %s: its handler does not stop; it goes on without it", self.invocation.id)
         elif not handling.cancelled():
             handling.exception()
@@ -170,8 +173,8 @@ class Attempt:
             self.context.close("it ended")
         finished = await store.finish(run.number, run.epoch, run.session_number, outcome)
         self._worker.released(finished.released)
-        return replace(
-            run, status=outcome.status, output=outcome.output, error=outcome.error, interrupt=outcome.interrupt,
+        return run._replace(
+            status=outcome.status, output=outcome.output, error=outcome.error, interrupt=outcome.interrupt,
             usage=outcome.usage, last_position=finished.last_position, finished_at=finished.finished_at,
         )  # fmt: skip
 

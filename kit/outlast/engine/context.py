@@ -199,27 +199,21 @@ class InvocationContext:
         self, events: Sequence[Any], parts: Sequence[Part], progress: bool = False
     ) -> tuple[int, "asyncio.Future[Any]"]:
         self._check()
-        texts = [_event_text(event) for event in events]
-        numbered = [(self._position + 1 + index, self.attempt, text) for index, text in enumerate(texts)]
-        self._position += len(numbered)
-        last = self._position
-        number, lease = self._number, self._lease
-        future = self._store.write(
-            number,
-            self._epoch,
-            events=numbered,
-            parts=parts,
-            progress=progress,
-            on_commit=(lambda: lease.committed(number, numbered)) if numbered else None,
-        )
-        if numbered:
-            future.add_done_callback(lambda done: self._unless_stored(done, last, len(numbered)))
-        return last, future
+        before, attempt = self._position, self.attempt
+        numbered = [(position, attempt, _event_text(event)) for position, event in enumerate(events, before + 1)]
+        last = self._position = before + len(numbered)
 
-    def _unless_stored(self, done: "asyncio.Future[Any]", last: int, count: int) -> None:
-        """Give the positions of refused events to the next ones, so that the log has no gap."""
-        if done.exception() is not None and self._position == last:
-            self._position -= count
+        def told(stored: bool) -> None:
+            if stored:
+                self._lease.committed(self._number, numbered)
+            elif self._position == last:
+                # The positions of refused events go to the next ones, so that the log has no gap.
+                self._position = before
+
+        future = self._store.write(
+            self._number, self._epoch, events=numbered, parts=parts, progress=progress, told=told if numbered else None
+        )
+        return last, future
 
     def _arrived(self, future: "asyncio.Future[Any]") -> None:
         self._behind.discard(future)

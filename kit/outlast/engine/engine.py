@@ -13,7 +13,6 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from outlast.core import faults, jsontext
@@ -28,7 +27,7 @@ from outlast.engine.follow import Follower, Topic, Topics
 from outlast.engine.handlers import AgentHandlers
 from outlast.engine.heartbeat import Heartbeat, LoopWatch
 from outlast.engine.settings import EngineSettings
-from outlast.engine.waiting import set_within
+from outlast.engine.waiting import done_within, set_within
 from outlast.store.grouped import Accepted
 from outlast.store.hints import Hints
 from outlast.store.invocations import Cancelled, Stopping
@@ -144,7 +143,7 @@ class Engine:
         await self._loop.run_in_executor(None, self._heartbeat.close)
         await self._loop.run_in_executor(None, self._hints.close)
         leaving = self.store.deregister(self._worker_id)
-        await asyncio.wait([leaving], timeout=self.settings.accept_timeout)
+        await done_within(leaving, self.settings.accept_timeout)
         self._lock.release()
 
     async def _finish_running(self, timeout: float | None) -> None:
@@ -182,17 +181,14 @@ class Engine:
         if self.draining:
             raise Draining("this worker is shutting down; send the same request again")
         self._check_agent(request)
-        if request.timeout_seconds is None:
-            request = replace(request, timeout_seconds=self.settings.run_timeout)
         if request.on_active is OnActive.CANCEL and request.session_id is not None:
             await self._cancel_active(request)
         lease = self._room() > 0 and not self.settings.per_principal
         self._backlog = self._backlog or not lease
         self._reserved += lease
-        future = self.store.accept(request, lease=lease)
+        future = self.store.accept(request, lease=lease, timeout_seconds=self.settings.run_timeout)
         future.add_done_callback(lambda done: self._accepted(done, lease, auth))
-        done, _ = await asyncio.wait([future], timeout=self.settings.accept_timeout)
-        if not done:
+        if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; send the same request again")
         return future.result().invocation
 
@@ -204,7 +200,7 @@ class Engine:
                 f"there is no agent {request.agent!r} here; there is {known}", code="unknown_agent", field="agent"
             )
         allowed = agent.config_keys
-        unknown = sorted(set(jsontext.decode(request.config)) - allowed)
+        unknown = sorted(set(jsontext.decode(request.config)) - allowed) if request.config != "{}" else []
         if unknown:
             known = f"it declares {', '.join(sorted(allowed))}" if allowed else "it declares none"
             raise InvalidRequest(
@@ -261,7 +257,7 @@ class Engine:
         topic = await self._topic_of(invocation)
         topic.waiting += 1
         try:
-            await asyncio.wait([topic.ended], timeout=timeout)
+            await done_within(topic.ended, timeout)
         finally:
             topic.waiting -= 1
             self._topics.forget(topic)
@@ -321,8 +317,7 @@ class Engine:
         self._finals.pop((principal, id), None)
 
     async def _answered(self, future: "asyncio.Future[T]") -> T:
-        done, _ = await asyncio.wait([future], timeout=self.settings.accept_timeout)
-        if not done:
+        if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; try again")
         return future.result()
 
@@ -430,8 +425,8 @@ class Engine:
                 await asyncio.sleep(self.settings.poll)
                 continue
             self.released(finished.released)
-            return replace(
-                run, status=outcome.status, error=outcome.error, finished_at=finished.finished_at,
+            return run._replace(
+                status=outcome.status, error=outcome.error, finished_at=finished.finished_at,
                 last_position=finished.last_position,
             )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 from outlast.core.records import Invocation
-from outlast.engine.waiting import set_within
+from outlast.engine.waiting import done_within, set_within
 from outlast.store.reading import Reader
 
 RING_EVENTS = 256
@@ -43,7 +43,7 @@ class Topic:
         self.final: Invocation | None = None
         self.gone = False
         """It was deleted while somebody followed it."""
-        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed: asyncio.Future[None] | None = None
         self._ring: deque[Entry] = deque()
         self._bytes = 0
 
@@ -80,7 +80,7 @@ class Topic:
         self.wake()
 
     def wake(self) -> None:
-        if not self._changed.done():
+        if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
     def behind(self, after: int) -> list[Entry] | None:
@@ -91,9 +91,9 @@ class Topic:
 
     async def change(self, timeout: float | None) -> None:
         """Wait until something happens, or `timeout` seconds."""
-        if self._changed.done():
+        if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._changed], timeout=timeout)
+        await done_within(self._changed, timeout)
 
 
 def _from(ring: deque[Entry], after: int) -> Iterator[Entry]:

@@ -138,7 +138,8 @@ class _Part:
 
     def add_to(self, app: FastAPI) -> None:
         app.include_router(operations(self), prefix=self.prefix)
-        app.router.routes.extend(Invocations(self).routes())
+        # First, for they are the hot path, and a catch-all of the app must not take them.
+        app.router.routes[:0] = Invocations(self).routes()
         app.router.lifespan_context = self._around(app.router.lifespan_context)
         if app is not self._server:
             openapi.describe(app, self.prefix)

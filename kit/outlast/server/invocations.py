@@ -212,7 +212,8 @@ def _id(request: Request) -> str:
 
 def _cursor(request: Request) -> int:
     """The larger of the two counts: a browser that reconnects sends the header, and its URL still has the old `after`."""
-    return max(_position(request.query_params.get("after")), _position(request.headers.get("last-event-id")))
+    after = request.query_params.get("after") if request.scope["query_string"] else None
+    return max(_position(after), _position(request.headers.get("last-event-id")))
 
 
 def _position(text: str | None) -> int:

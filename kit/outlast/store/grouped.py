@@ -49,18 +49,22 @@ class Accept:
 
     request: Request
     lease: bool
+    timeout_seconds: float | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Store events and parts under a lease. The answer is one list of rows for each part."""
+    """Store events and parts under a lease. The answer is one list of rows for each part.
+
+    `told` is called with whether they were stored, in the order of commits, before whoever awaits the answer.
+    """
 
     number: int
     epoch: int
     events: Sequence[tuple[int, int, str]] = ()
     parts: Sequence[Part] = ()
     progress: bool = False
-    on_commit: Callable[[], None] | None = None
+    told: Callable[[bool], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +184,6 @@ _EVENTS = Statement(
     FROM {rows} i JOIN {p}invocations v ON v.number = i.n AND v.epoch = i.e
     WHERE COALESCE(v.holder, '') = :me AND v.status = 'running'
     ON CONFLICT (invocation_number, position) DO NOTHING
-    RETURNING invocation_number
     """,
     _EVENT_COLUMNS,
 )
@@ -360,10 +363,11 @@ def _accept_rows(accepts: Iterable[tuple[int, Accept]]) -> Rows:
 
 def _accept_row(index: int, accept: Accept) -> Row:
     request = accept.request
+    timeout = accept.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
     return (
         index, request.principal, request.id, request.session_id, request.agent, request.kind, request.fingerprint,
         request.input, request.config, jsontext.encode(dict(request.metadata)),
-        None if request.timeout_seconds is None else round(request.timeout_seconds * 1000),
+        None if timeout is None else round(timeout * 1000),
         request.on_active is OnActive.REJECT, accept.lease,
     )  # fmt: skip
 
@@ -440,20 +444,15 @@ def _lost(number: int) -> LeaseLost:
 
 
 def _held(connection: Connection, batch: _Batch) -> set[_Lease]:
-    """Return the leases that stood. Events that were there before tell nothing; their lease is looked up."""
+    """Return the leases that stood. When an event was not stored, or was there before, they are looked up."""
     held: set[_Lease] = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
     if batch.stored is None:
         return held
-    stored = {number for (number,) in batch.stored.rows()}
-    epochs: dict[int, set[int]] = {}
-    for write in batch.writes:
-        epochs.setdefault(write.number, set()).add(write.epoch)
-    held |= {(number, epoch) for number in stored if len(epochs[number]) == 1 for epoch in epochs[number]}
-    named = {(number, epoch) for number, found in epochs.items() for epoch in found}
-    if missing := named - held - batch.asked:
-        found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(missing)), me=batch.me)
-        held |= {(number, epoch) for number, epoch in found}
-    return held
+    rest = {(write.number, write.epoch) for write in batch.writes} - batch.asked
+    if batch.stored.count() == sum(len(write.events) for write in batch.writes):
+        return held | rest
+    found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(rest)), me=batch.me)
+    return held | {(number, epoch) for number, epoch in found}
 
 
 def _finished(connection: Connection, batch: _Batch) -> dict[int, tuple[int, int]]:

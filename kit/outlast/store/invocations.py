@@ -14,11 +14,7 @@ from outlast.store.statements import Connection, Row, Rows, Statement, query, va
 
 CancelReason = Literal["cancelled", "timeout"]
 
-COLUMNS = (
-    "number", "principal", "id", "session_number", "agent", "kind", "status", "fingerprint", "input", "config",
-    "metadata", "attempt", "crashes", "epoch", "holder", "cancel", "suspect", "timeout_ms", "last_position", "output",
-    "error", "interrupt", "usage", "created_at", "started_at", "finished_at",
-)  # fmt: skip
+COLUMNS = Invocation._fields[:-1]
 INVOCATION_COLUMNS = ", ".join(f"v.{name}" for name in COLUMNS) + ", vs.id"
 """The columns `invocation` reads; `v` is the invocation, `vs` its session."""
 
@@ -29,10 +25,8 @@ _SELECT = (
 
 def invocation(row: Row) -> Invocation:
     """Make the record of a row of INVOCATION_COLUMNS."""
-    fields = dict(zip(COLUMNS, row, strict=False))
-    fields["kind"], fields["status"] = Kind(fields["kind"]), Status(fields["status"])
-    fields["suspect"] = bool(fields["suspect"])
-    return Invocation(session_id=row[-1], **fields)
+    found = Invocation._make(row)
+    return found._replace(kind=Kind(found.kind), status=Status(found.status), suspect=bool(found.suspect))
 
 
 RELEASE = Statement(

@@ -133,12 +133,18 @@ class Sent:
         """What the server says it did, once it did."""
         return self._result.command_status if self._result is not None else None
 
-    def rows(self) -> list[Row]:
+    def _arrival(self) -> "pq.abc.PGresult":
         if self._result is None:
             self._owner.sync()
-        result = self._result
-        if result is None:
+        if self._result is None:
             raise Lost("the statement was not executed")
+        return self._result
+
+    def count(self) -> int:
+        return self._arrival().command_tuples or 0
+
+    def rows(self) -> list[Row]:
+        result = self._arrival()
         loaders = [_LOADERS.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
         return [_row(result, row, loaders) for row in range(result.ntuples)]
 

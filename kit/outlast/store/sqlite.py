@@ -95,13 +95,17 @@ def _table(columns: tuple[str, ...], size: int) -> str:
 class Done:
     """The rows of a statement that was executed at once."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_cursor", "_rows")
 
-    def __init__(self, rows: list[Row]) -> None:
-        self._rows = rows
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
+        self._rows: list[Row] = cursor.fetchall()
 
     def rows(self) -> list[Row]:
         return self._rows
+
+    def count(self) -> int:
+        return self._cursor.rowcount
 
 
 class SQLiteConnection:
@@ -138,7 +142,7 @@ class SQLiteConnection:
                 bound.extend(_bound(value))
             else:
                 bound.append(value)
-        return Done(self._connection.execute(text, bound).fetchall())
+        return Done(self._connection.execute(text, bound))
 
     def sync(self) -> None:
         pass

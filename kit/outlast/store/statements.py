@@ -129,6 +129,10 @@ class Pending(Protocol):
 
     def rows(self) -> list[Row]: ...
 
+    def count(self) -> int:
+        """How many rows an INSERT without RETURNING stored."""
+        ...
+
 
 class Connection(Protocol):
     """One database connection used by one thread. Every method but `rollback` and `close` may raise DatabaseErrors."""

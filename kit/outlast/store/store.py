@@ -69,12 +69,14 @@ class Store:
         """Open a connection of its own, for a thread that must not wait for the writer. Blocks."""
         return _connect(self.url)
 
-    def accept(self, request: Request, *, lease: bool) -> "asyncio.Future[Accepted]":
+    def accept(
+        self, request: Request, *, lease: bool, timeout_seconds: float | None = None
+    ) -> "asyncio.Future[Accepted]":
         """Store a request; with `lease`, start it on this worker if its session is free.
 
-        The future raises Conflict, Gone, or StoreError.
+        `timeout_seconds` is for a request that has no time limit of its own; 0 means that there is none. The future raises Conflict, Gone, or StoreError.
         """
-        return self._writer.submit(Accept(request, lease))
+        return self._writer.submit(Accept(request, lease, timeout_seconds))
 
     def write(
         self,
@@ -84,14 +86,14 @@ class Store:
         events: Sequence[tuple[int, int, str]] = (),
         parts: Sequence[Part] = (),
         progress: bool = False,
-        on_commit: Callable[[], None] | None = None,
+        told: Callable[[bool], None] | None = None,
     ) -> "asyncio.Future[list[list[Row]]]":
         """Store events (position, attempt, JSON text) and parts under a lease, in one transaction.
 
-        `on_commit` is called on the loop after the commit, in the order of commits, before the future resolves. The
+        `told` is called on the loop with whether it was stored, in the order of commits, before the future resolves. The
         future raises LeaseLost when the lease is gone; then nothing was stored.
         """
-        return self._writer.submit(Write(number, epoch, events, parts, progress, on_commit))
+        return self._writer.submit(Write(number, epoch, events, parts, progress, told))
 
     def finish(
         self, number: int, epoch: int, session_number: int | None, outcome: Outcome

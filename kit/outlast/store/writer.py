@@ -205,9 +205,9 @@ def _unanswered() -> StoreError:
 def _deliver(results: Sequence[_Result]) -> None:
     """Tell followers first, in order of commit, then whoever awaits the write."""
     for operation, _, answer in results:
-        if isinstance(operation, Write) and operation.on_commit is not None and not isinstance(answer, OutlastError):
+        if isinstance(operation, Write) and operation.told is not None:
             try:
-                operation.on_commit()
+                operation.told(not isinstance(answer, OutlastError))
             except Exception:
                 logger.exception("telling of a commit failed; whoever awaits it is told all the same")
     for _, future, answer in results:

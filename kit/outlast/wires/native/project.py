@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from outlast.core import jsontext
@@ -105,5 +106,9 @@ def _url(id: str, base: str) -> str:
 def _time(milliseconds: int | None) -> str:
     if milliseconds is None:
         return "null"
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f'"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03}Z"'
+    return f'"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"'
+
+
+@lru_cache
+def _second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
