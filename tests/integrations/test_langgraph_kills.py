@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import random
+import re
 import sqlite3
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -255,6 +258,47 @@ def test_new_message_is_not_lost_when_its_checkpoint_was_stored_and_nothing_else
     assert harness.run(say_more, more).result == "All is paid."
     last = EffectsLog(tmp_path / "views").read()[-1]
     assert last.count("'user'") == 2, last
+
+
+class Secretive(Script):
+    """Asks for a tool with the user's own word, and ends with what the tool said."""
+
+    def answer(self, history: History) -> Say:
+        word = [message["content"] for message in history if message["role"] == "user"][-1]
+        last = history[-1]
+        if last["role"] == "tool":
+            return Say(f"{word} heard {last['content']}")
+        return Say(calls=[ScriptedCall("whisper", {"word": word})])
+
+
+async def converse(url: str, users: int) -> list[str]:
+    """One graph and many users at the same time; return all that each of them saw."""
+
+    @tool
+    async def whisper(word: str) -> str:
+        """Whisper."""
+        await asyncio.sleep(random.random() / 20)
+        return f"echo of {word}"
+
+    agent = LangGraphAgent(create_agent(ScriptedChatModel(script=Secretive("")), [whisper]))
+    async with open_store(url) as store:
+
+        async def one(user: int) -> str:
+            id = str(uuid.uuid5(uuid.NAMESPACE_OID, str(user)))
+            events = [e async for e in agent.session(f"s{user}", store=store).stream(f"secret-{user}-", id=id)]
+            return repr((events[:-1], events[-1]["reply"].messages))
+
+        return await asyncio.gather(*(one(user) for user in range(users)))
+
+
+def test_one_graph_serves_many_users_and_mixes_nothing(harness: KillHarness, store_url: str) -> None:
+    """Killed when half of the tools have run, so that the other runs are recovered ones."""
+    # BR-75
+    users = 50
+    where = {"url": store_url, "users": users}
+    assert harness.run(converse, where, kill=KillAt("tool.after_body", users // 2)).killed
+    for user, saw in enumerate(harness.run(converse, where).result):
+        assert set(re.findall(r"secret-\d+-", saw)) == {f"secret-{user}-"}
 
 
 def graph_of_nodes(folder: str) -> LangGraphAgent:

@@ -2,13 +2,34 @@
 
 import asyncio
 import os
+import sqlite3
+import time
 from typing import Any
 
 from outlast import DurableAgentServer, EngineSettings, InvocationContext
+from outlast.store import sqlite
 from outlast.testing.effects import EffectsLog
+
+
+def shift_clock(seconds: float) -> None:
+    """Set the clock of this process wrong: Python's, and SQLite's, which is a worker's own too."""
+    right, prepare = time.time, sqlite.prepare
+    time.time = lambda: right() + seconds
+
+    def prepare_shifted(connection: sqlite3.Connection, *, durable: bool) -> None:
+        prepare(connection, durable=durable)
+        connection.create_function("julianday", 1, lambda _: time.time() / 86_400 + 2_440_587.5)
+
+    sqlite.prepare = prepare_shifted
+
+
+if "TEST_CLOCK_OFFSET" in os.environ:
+    shift_clock(float(os.environ["TEST_CLOCK_OFFSET"]))
 
 app = DurableAgentServer(
     settings=EngineSettings(
+        beat=float(os.environ.get("TEST_BEAT", EngineSettings().beat)),
+        dead_after=float(os.environ.get("TEST_DEAD_AFTER", EngineSettings().dead_after)),
         drain_timeout=float(os.environ.get("TEST_DRAIN", "30")),
         concurrency=int(os.environ.get("TEST_CONCURRENCY", "100")),
     ),

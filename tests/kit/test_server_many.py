@@ -152,6 +152,70 @@ def test_equal_requests_to_several_workers_are_one_run(tmp_path: Path, store_url
     assert sorted(effects.read(), key=int) == [str(n) for n in range(100)]
 
 
+# BR-51
+def test_two_servers_write_one_sqlite_file(tmp_path: Path) -> None:
+    """Nothing fails for a lock while somebody reads all the time."""
+    target = f"{Path(__file__).resolve().parent / 'server_app.py'}:app"
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+
+    async def run(urls: list[str]) -> None:
+        clients = [reading(url) for url in urls]
+        posts = [
+            client.post(
+                "/api/invocations", json={"id": str(uuid.uuid4()), "session_id": f"s{n}", "input": {"events": 200}}
+            )
+            for n, client in zip(range(16), itertools.cycle(clients))
+        ]
+        posting = asyncio.gather(*posts)
+        while not posting.done():
+            assert (await clients[0].get("/api/invocations")).status_code == 200
+        answers = await posting
+        assert [answer.json()["status"] for answer in answers] == ["completed"] * 16
+        for answer in answers:
+            pages = {"after": 0, "limit": 500}
+            page = await clients[1].get(
+                answer.json()["events_url"], params=pages, headers={"Accept": "application/json"}
+            )
+            assert [item["position"] for item in page.json()["items"]] == list(range(1, 201))
+        for client in clients:
+            await client.aclose()
+
+    one, two = (ServerProcess.serving(target, url, log=tmp_path / name) for name in ("one", "two"))
+    with one, two:
+        asyncio.run(run([one.url, two.url]))
+    for log in ("one", "two"):
+        assert "ERROR" not in (tmp_path / log).read_text()
+
+
+# BR-52
+def test_a_wrong_clock_takes_no_run_away_and_delays_no_takeover(tmp_path: Path, store_url: str) -> None:
+    target = f"{Path(__file__).resolve().parent / 'server_app.py'}:app"
+    times = {"TEST_BEAT": "0.1", "TEST_DEAD_AFTER": "0.4"}
+    ahead, behind = (
+        ServerProcess.serving(target, store_url, log=tmp_path / offset, env={**times, "TEST_CLOCK_OFFSET": offset})
+        for offset in ("3600", "-3600")
+    )
+
+    async def long_runs() -> list[Any]:
+        async with reading(ahead.url) as one, reading(behind.url) as two:
+            asked = [
+                client.post("/api/invocations", json={"id": str(uuid.uuid4()), "input": {"sleep": 4}})
+                for client in (one, two)
+            ]
+            return [answer.json() for answer in await asyncio.gather(*asked)]
+
+    body = {"id": str(uuid.uuid4()), "input": {"sleep": 600}}
+    with ahead, behind:
+        assert [(run["status"], run["attempt"]) for run in asyncio.run(long_runs())] == [("completed", 1)] * 2
+        for dying, other in ((ahead, behind), (behind, ahead)):
+            body["id"] = str(uuid.uuid4())
+            httpx.post(f"{dying.url}/api/invocations", json={**body, "background": True}, timeout=60)
+            dying.kill()
+            run = httpx.post(f"{other.url}/api/invocations", json=body, timeout=60).json()
+            assert (run["status"], run["attempt"]) == ("completed", 2)
+            dying.start()
+
+
 # BR-43
 def test_a_conflicting_request_does_not_keep_a_run_from_recovering(tmp_path: Path, store_url: str) -> None:
     target = f"{Path(__file__).resolve().parent / 'server_app.py'}:app"
