@@ -1,14 +1,16 @@
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outlast.core import faults
 from outlast.core.records import Request
 from outlast.engine import AgentHandlers, Engine, EngineSettings
 from outlast.store import Store
+from outlast.store.statements import Lost
 
 pytest_plugins = ["outlast.testing.pytest_plugin"]
 
@@ -79,3 +81,26 @@ def fresh_url(store_url: str, tmp_path: Path, request: pytest.FixtureRequest) ->
     server = request.getfixturevalue("postgres_server")
     created: str = server.create_database()
     return lambda: f"{created}?schema=s{uuid.uuid4().hex[:12]}"
+
+
+@contextmanager
+def _lost_once(point: str) -> Iterator[None]:
+    reached: list[str] = []
+
+    def lose(at: str) -> None:
+        if at == point and not reached:
+            reached.append(at)
+            raise Lost("the connection broke")
+
+    faults.install(lose)
+    try:
+        yield
+    finally:
+        faults.install(None)
+    assert reached == [point]
+
+
+@pytest.fixture
+def lost_once() -> Callable[[str], AbstractContextManager[None]]:
+    """Break the connection once at a point: before a commit nothing of it was stored, after it everything."""
+    return _lost_once

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -244,3 +245,16 @@ async def test_many_workers_may_migrate_at_once(store_url: str) -> None:
     assert not migrate(stores[0]._engine, stores[0].url.schema)
     for store in stores:
         await store.close()
+
+
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+async def test_a_deletion_whose_commit_has_an_unknown_outcome_succeeds(
+    store: Store, make_request: Make, lost_once: Callable[[str], AbstractContextManager[None]], moment: str
+) -> None:
+    run = (await store.accept(make_request("s"), lease=True)).invocation
+    await store.finish(run.number, run.epoch, run.session_number, DONE)
+    with lost_once(f"delete.{moment}"):
+        await store.delete("local", run.id, keep_ms=1000)
+    assert await store.read.invocation("local", run.id) is None
+    with pytest.raises(NotFound):
+        await store.delete("local", run.id, keep_ms=1000)

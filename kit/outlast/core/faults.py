@@ -24,6 +24,13 @@ TRANSACTIONS = (
     "takeover",
     "expire",
     "delete",
+    "session.create",
+    "session.label",
+    "session.append",
+    "session.pop",
+    "session.clear",
+    "session.fork",
+    "session.delete",
 )
 """Kinds of write transactions; each has the points `<kind>.begin`, `<kind>.before_commit` and `<kind>.after_commit`."""
 

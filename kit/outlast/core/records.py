@@ -118,6 +118,35 @@ class Event(NamedTuple):
     text: str
 
 
+class StoredSession(NamedTuple):
+    """One stored session. `labels` is JSON text; `active` is the invocation that is not final, where it was asked for."""
+
+    number: int
+    principal: str
+    id: str
+    agent: str
+    actor_id: str
+    parent_id: str | None
+    root_id: str
+    forked_from: str | None
+    labels: str
+    last_item: int
+    created_at: int
+    last_activity: int
+    active: str | None = None
+
+
+class StoredItem(NamedTuple):
+    """One stored item of a session. `item` is JSON text; `invocation_id` is the run that stored it, while it is kept."""
+
+    position: int
+    id: str
+    item: str
+    created_at: int
+    invocation_number: int | None
+    invocation_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ends: a final status and the JSON texts that go with it."""

@@ -94,8 +94,8 @@ _NOT_KNOWN = """
 """
 _NEW_SESSIONS = Statement(
     """
-    INSERT INTO {p}sessions (principal, id, agent, created_at, last_activity)
-    SELECT n.p, n.s, n.g, {now}, {now} FROM (
+    INSERT INTO {p}sessions (principal, id, agent, actor_id, created_at, last_activity)
+    SELECT n.p, n.s, n.g, n.p, {now}, {now} FROM (
         SELECT i.p, i.s, i.g, row_number() OVER (PARTITION BY i.p, i.s ORDER BY i.i) AS rank
         FROM {rows} i
         WHERE i.s IS NOT NULL AND """

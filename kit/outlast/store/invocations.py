@@ -289,19 +289,20 @@ def delete(connection: Connection, *, principal: str, id: str, keep_ms: int) -> 
     found = find(connection, principal, id)
     if not found.status.final:
         raise Conflict(f"invocation {id} is {found.status}; cancel it first", code="not_final")
-    _remove(connection, [found.number], keep_ms)
+    remove(connection, [found.number], keep_ms)
 
 
 def remove_old(connection: Connection, *, status: Status, age_ms: int, keep_ms: int, limit: int) -> int:
     """Remove up to `limit` invocations that became `status` more than `age_ms` ago; return how many."""
     old = [number for (number,) in query(connection, _OLD, status=status, age_ms=age_ms, limit=limit)]
     if old:
-        _remove(connection, old, keep_ms)
+        remove(connection, old, keep_ms)
     connection.send(_OLD_TOMBSTONES)
     return len(old)
 
 
-def _remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None:
+def remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None:
+    """Remove final invocations with their logs and leave tombstones for `keep_ms`."""
     listed = values(numbers)
     connection.send(_BURY, values=listed, keep_ms=keep_ms)
     connection.send(_DELETE_EVENTS, values=listed)

@@ -14,9 +14,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outlast.core import jsontext
 from outlast.core.errors import StoreError, StoreUnavailable
-from outlast.core.records import Call, CallState, Event, Invocation, Status
-from outlast.store import checkpoints
+from outlast.core.records import Call, CallState, Event, Invocation, Status, StoredItem, StoredSession
+from outlast.store import bounded, checkpoints
 from outlast.store import invocations as life
+from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
@@ -120,7 +121,7 @@ class Reader:
         if before is not None:
             query = query.where(invocations.c.number < before)
         for key, value in metadata.items():
-            query = query.where(_labelled(self._engine, key, value))
+            query = query.where(_labelled(self._engine, invocations.c.metadata, key, value))
         query = query.order_by(invocations.c.number.desc()).limit(limit)
         return await self._run(lambda connection: [life.invocation(tuple(row)) for row in connection.execute(query)])
 
@@ -132,7 +133,11 @@ class Reader:
             .order_by(events.c.position)
             .limit(limit)
         )
-        return await self._run(lambda connection: _few(connection, query, max_bytes))
+        return await self._run(
+            lambda connection: [
+                Event._make(row) for row in bounded.rows(connection, query, size="event", max_bytes=max_bytes)
+            ]
+        )
 
     async def last_position(self, number: int, *, patient: bool = False) -> int:
         query = select(func.coalesce(func.max(events.c.position), 0)).where(events.c.invocation_number == number)
@@ -180,6 +185,37 @@ class Reader:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
+    async def session(self, principal: str, id: str) -> StoredSession | None:
+        return await self._run(lambda connection: conversations.read(connection, principal, id))
+
+    async def sessions(
+        self,
+        principal: str,
+        *,
+        agent: str | None,
+        actor_id: str | None,
+        parent_id: str | None,
+        labels: Mapping[str, str],
+        before: int | None,
+        limit: int,
+    ) -> list[StoredSession]:
+        """Newest first, below the number `before`."""
+        labelled = [_labelled(self._engine, sessions.c.labels, key, value) for key, value in labels.items()]
+        return await self._run(
+            lambda connection: conversations.listed(
+                connection, principal, agent=agent, actor_id=actor_id, parent_id=parent_id, labels=labelled,
+                before=before, limit=limit,
+            )
+        )  # fmt: skip
+
+    async def items(self, number: int, *, after: int | None, newest_first: bool, limit: int) -> list[StoredItem]:
+        """Read items behind the position `after` in the order asked for; at least one, and about a MiB of them."""
+        return await self._run(
+            lambda connection: conversations.read_items(
+                connection, number, after=after, newest_first=newest_first, limit=limit
+            )
+        )
+
     async def workers(self) -> list[WorkerRow]:
         query = select(
             workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.started_at,
@@ -188,36 +224,19 @@ class Reader:
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
 
 
-def _few(connection: PooledConnection, query: Select[Any], max_bytes: int) -> list[Event]:
-    """Stop where there are bytes enough. PostgreSQL sends all it was asked for, so it is asked for less."""
-    if connection.dialect.name == "postgresql":
-        found = query.subquery()
-        size = func.sum(func.octet_length(found.c.event)).over(order_by=found.c.position)
-        sized = select(found, (size - func.octet_length(found.c.event)).label("before")).subquery()
-        query = select(*list(sized.c)[:4]).where(sized.c.before < max_bytes).order_by(sized.c.position)
-    entries: list[Event] = []
-    size_read = 0
-    for row in connection.execute(query):
-        entries.append(Event(*row))
-        size_read += len(entries[-1].text)
-        if size_read >= max_bytes:
-            break
-    return entries
-
-
 def _one(connection: PooledConnection, query: Select[Any]) -> Invocation | None:
     row = connection.execute(query).first()
     return None if row is None else life.invocation(tuple(row))
 
 
-def _labelled(engine: Engine, key: str, value: str) -> Any:
+def _labelled(engine: Engine, labels: Any, key: str, value: str) -> Any:
     """Look for the label in the stored text: a quote inside a string is escaped there, so it matches nothing else.
 
     (The JSON functions of PostgreSQL fail on a NUL in any label of any row.)
     """
     label = jsontext.encode({key: value})[1:-1]
     find = func.instr if engine.dialect.name == "sqlite" else func.strpos
-    return or_(*(find(invocations.c.metadata, before + label) > 0 for before in "{,"))
+    return or_(*(find(labels, before + label) > 0 for before in "{,"))
 
 
 def _tails(connection: PooledConnection, *, cursors: Mapping[int, int], limit: int) -> dict[int, Tail]:

@@ -17,10 +17,11 @@ from outlast.store.grouped import Accept, Accepted, Finish, Finished, Part, Writ
 from outlast.store.invocations import Cancelled
 from outlast.store.migrate import migrate
 from outlast.store.reading import READERS, Reader
+from outlast.store.sessions import SessionChanges
 from outlast.store.sqlite import SQLiteConnection
 from outlast.store.statements import Connection, Row
 from outlast.store.url import StoreURL, parse
-from outlast.store.writer import Call, Writer
+from outlast.store.writer import Call, Writer, seen_once
 
 logger = logging.getLogger("outlast.store")
 
@@ -30,13 +31,14 @@ POOL_TIMEOUT_SECONDS = 10
 class Store:
     """One process's access to the database: a writer thread, and readers apart.
 
-    `read` has the reading verbs. The writing verbs return futures that resolve after their commit; they are
+    `read` has the reading verbs, `sessions` those that change sessions and their items. The writing verbs return futures that resolve after their commit; they are
     `asyncio` futures of the loop that opened the store.
     """
 
     def __init__(self, url: StoreURL, engine: Engine, writer: Writer) -> None:
         self.url = url
         self.read = Reader(engine)
+        self.sessions = SessionChanges(self._call)
         self._engine = engine
         self._writer = writer
 
@@ -130,9 +132,8 @@ class Store:
 
     def delete(self, principal: str, id: str, *, keep_ms: int) -> "asyncio.Future[None]":
         """Remove a final invocation. The future raises NotFound or Conflict (`not_final`)."""
-        return self._call(
-            "delete", lambda connection: life.delete(connection, principal=principal, id=id, keep_ms=keep_ms)
-        )
+        delete = seen_once(lambda connection: life.delete(connection, principal=principal, id=id, keep_ms=keep_ms))
+        return self._call("delete", delete)
 
     def remove_old(self, **options: Any) -> "asyncio.Future[int]":
         """Remove a batch of old invocations; see `invocations.remove_old`."""

@@ -22,9 +22,10 @@ _Number = BigInteger().with_variant(Integer(), "sqlite")
 
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
+_CHILD = text("parent_number IS NOT NULL")
 _LISTED = text("number > 0")
-"""Holds for every invocation. A query that says it literally may use the index for lists; a look for one id, which does
-not, cannot take it for the index of ids and read all of a principal's invocations."""
+"""Holds for every row. A query that says it literally may use the index for lists; a look for one id, which does
+not, cannot take it for the index of ids and read all of a principal's rows."""
 
 workers = Table(
     "workers",
@@ -54,10 +55,31 @@ sessions = Table(
     Column("principal", Text, nullable=False),
     Column("id", Text, nullable=False),
     Column("agent", Text, nullable=False),
+    Column("actor_id", Text, nullable=False),
+    Column("parent_number", BigInteger, ForeignKey("sessions.number")),
+    Column("root_number", BigInteger),
+    Column("forked_from", Text),
+    Column("labels", Text, nullable=False, server_default=text("'{}'")),
+    Column("last_item", BigInteger, nullable=False, server_default=text("0")),
     Column("created_at", BigInteger, nullable=False),
     Column("last_activity", BigInteger, nullable=False),
     UniqueConstraint("principal", "id", name="sessions_key"),
+    Index("sessions_children", "parent_number", sqlite_where=_CHILD, postgresql_where=_CHILD),
+    Index("sessions_listed", "principal", "number", sqlite_where=_LISTED, postgresql_where=_LISTED),
     sqlite_autoincrement=True,
+)
+"""`last_item` is the highest position that was ever given out, so that a position never means two items."""
+
+items = Table(
+    "items",
+    metadata,
+    Column("session_number", BigInteger, ForeignKey("sessions.number"), primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),
+    Column("invocation_number", BigInteger),
+    Column("item", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    UniqueConstraint("session_number", "id", name="items_key"),
 )
 
 invocations = Table(

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from outlast.core import faults
-from outlast.core.errors import OutlastError, StoreError, StoreUnavailable
+from outlast.core.errors import NotFound, OutlastError, StoreError, StoreUnavailable
 from outlast.store import grouped
 from outlast.store.grouped import Accept, Finish, Operation, Write
 from outlast.store.statements import Again, Connection, DatabaseError, Lost, Refused
@@ -37,6 +37,22 @@ class Call(Generic[T]):
 
     point: str
     function: Callable[[Connection], T]
+
+
+def seen_once(remove: Callable[[Connection], None]) -> Callable[[Connection], None]:
+    """Make a removal repeatable: what it removed, or tried to, may be gone when it is run again."""
+    seen = False
+
+    def repeatable(connection: Connection) -> None:
+        nonlocal seen
+        try:
+            remove(connection)
+        except NotFound:
+            if not seen:
+                raise
+        seen = True
+
+    return repeatable
 
 
 class Answer(asyncio.Future[T]):

@@ -78,11 +78,46 @@ def upgrade() -> None:
         sa.Column("principal", sa.Text(), nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("agent", sa.Text(), nullable=False),
+        sa.Column("actor_id", sa.Text(), nullable=False),
+        sa.Column("parent_number", sa.BigInteger(), nullable=True),
+        sa.Column("root_number", sa.BigInteger(), nullable=True),
+        sa.Column("forked_from", sa.Text(), nullable=True),
+        sa.Column("labels", sa.Text(), server_default=sa.text("'{}'"), nullable=False),
+        sa.Column("last_item", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("last_activity", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["parent_number"], ["sessions.number"]),
         sa.PrimaryKeyConstraint("number"),
         sa.UniqueConstraint("principal", "id", name="sessions_key"),
         sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "sessions_children",
+        "sessions",
+        ["parent_number"],
+        unique=False,
+        sqlite_where=sa.text("parent_number IS NOT NULL"),
+        postgresql_where=sa.text("parent_number IS NOT NULL"),
+    )
+    op.create_index(
+        "sessions_listed",
+        "sessions",
+        ["principal", "number"],
+        unique=False,
+        sqlite_where=sa.text("number > 0"),
+        postgresql_where=sa.text("number > 0"),
+    )
+    op.create_table(
+        "items",
+        sa.Column("session_number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("invocation_number", sa.BigInteger(), nullable=True),
+        sa.Column("item", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["session_number"], ["sessions.number"]),
+        sa.PrimaryKeyConstraint("session_number", "position"),
+        sa.UniqueConstraint("session_number", "id", name="items_key"),
     )
     op.create_table(
         "tombstones",
