@@ -14,6 +14,7 @@ from outlast.core.records import Kind
 from outlast.core.resume import ResumePoint
 from outlast.engine.context import InvocationContext
 from outlast.engine.handlers import AgentHandlers
+from outlast.store.store import Store
 
 
 class AgentAdapter(Protocol):
@@ -47,12 +48,12 @@ class DurableAgent(ABC):
     async def require_resume_point(self, history: History) -> ResumePoint:
         """Return how a history was interrupted. Reads only. Raise AgentResumeError when nothing can be resumed."""
 
-    async def resume_point(self, history: History) -> ResumePoint | None:
-        """Return how a history was interrupted, or None when there is nothing to resume. Reads only."""
-        try:
-            return await self.require_resume_point(history)
-        except AgentResumeError:
-            return None
+    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
+        """Return how a session was interrupted. Reads only. Raise AgentResumeError when nothing can be resumed."""
+        history = await History.of_session(store, principal, session_id)
+        if history is None:
+            raise AgentResumeError("empty")
+        return await self.require_resume_point(history)
 
     def handlers(self) -> AgentHandlers:
         """Return the functions the engine calls."""

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outlast.adapters.history import History
 from outlast.adapters.local import Agent, LocalStore, open_store
 from outlast.adapters.portal import portal
 from outlast.core import jsontext
@@ -27,8 +26,7 @@ LOOK_AGAIN_SECONDS = 0.05
 class ResumableAgent(Agent, Protocol):
     """An agent that knows how its histories were interrupted."""
 
-    async def require_resume_point(self, history: History) -> ResumePoint: ...
-    async def resume_point(self, history: History) -> ResumePoint | None: ...
+    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +93,17 @@ class ChatSession:
             after = await engine.store.read.last_position(run.number)
             await self._adopt(engine, run)
         else:
-            await self._agent.require_resume_point(await self._history(engine.store))
+            await self._agent.require_session_resume_point(engine.store, PRINCIPAL, self.id)
             run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
         async for event in _followed(engine, run, after):
             yield event
 
     async def resume_point(self) -> ResumePoint | None:
         """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing."""
-        store = await self._local.store()
-        history = await History.of_session(store, PRINCIPAL, self.id)
-        return None if history is None else await self._agent.resume_point(history)
-
-    async def _history(self, store: Store) -> History:
-        history = await History.of_session(store, PRINCIPAL, self.id)
-        if history is None:
-            raise AgentResumeError("empty")
-        return history
+        try:
+            return await self._agent.require_session_resume_point(await self._local.store(), PRINCIPAL, self.id)
+        except AgentResumeError:
+            return None
 
     async def _accept(self, engine: Engine, kind: Kind, input: Any, id: str, wait: float) -> Invocation:
         request = Request.of(

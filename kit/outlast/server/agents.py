@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from outlast.core.errors import OutlastError
+from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
+from outlast.store import Store
 
 DEFAULT_NAME = "agent"
 INTEGRATIONS = "outlast.integrations"
@@ -34,6 +36,15 @@ class AgentLike(Protocol):
 
     def handlers(self) -> AgentHandlers:
         """Return the functions of this agent."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """An agent that can tell how a session of its was interrupted. Adapters are."""
+
+    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
+        """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
         ...
 
 

@@ -15,6 +15,7 @@ from outlast.server.agents import Agents, AgentSetupError
 from outlast.server.invocations import Invocations
 from outlast.server.operations import operations
 from outlast.server.runtime import Runtime, running
+from outlast.server.sessions import Sessions
 from outlast.server.settings import ServerSettings, store_url
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -139,7 +140,8 @@ class _Part:
     def add_to(self, app: FastAPI) -> None:
         app.include_router(operations(self), prefix=self.prefix)
         # First, for they are the hot path, and a catch-all of the app must not take them.
-        app.router.routes[:0] = Invocations(self).routes()
+        invocations = Invocations(self)
+        app.router.routes[:0] = [*invocations.routes(), *Sessions(self, invocations).routes()]
         app.router.lifespan_context = self._around(app.router.lifespan_context)
         if app is not self._server:
             openapi.describe(app, self.prefix)

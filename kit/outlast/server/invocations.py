@@ -1,32 +1,27 @@
 """`/api/invocations`: plain Starlette routes with hand checks, for they are the hot path."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from outlast.core import ids, jsontext
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.core.records import Invocation, Status
 from outlast.engine import RequestAuth
-from outlast.server import body
+from outlast.server import body, parameters
+from outlast.server.answers import JSON, Methods, json_answer, route
 from outlast.server.principal import caller
-from outlast.server.problems import RETRY_AFTER_SECONDS, Endpoint, answered, problem
+from outlast.server.problems import RETRY_AFTER_SECONDS
 from outlast.server.runtime import Runtime
 from outlast.server.streams import EventStream
 from outlast.wires.native import accept, project
 
-PAGE = 50
-LARGEST_PAGE = 500
 EVENTS_PAGE_BYTES = 4 << 20
-JSON = "application/json"
-NO_STORE = {"Cache-Control": "no-store"}
 
-_INTEGER = re.compile(r"[0-9]{1,18}")
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?:$|[,;])")
 
 
@@ -52,12 +47,12 @@ class Invocations:
         root = f"{self._server.prefix}/api/invocations"
         one = f"{root}/{{id}}"
         return [
-            _route(root, {"POST": self.post, "GET": self.list, "HEAD": self.list}),
-            _route(one, {"GET": self.get, "HEAD": self.get, "DELETE": self.delete}),
-            _route(f"{one}/events", {"GET": self.events}),
-            _route(f"{one}/cancel", {"POST": self.cancel}),
+            route(root, {"POST": self.post, "GET": self.list, "HEAD": self.list}),
+            route(one, {"GET": self.get, "HEAD": self.get, "DELETE": self.delete}),
+            route(f"{one}/events", {"GET": self.events}),
+            route(f"{one}/cancel", {"POST": self.cancel}),
             # Whatever else begins like this is answered here: no redirect, and no page of the app around.
-            Route(f"{root}/{{rest:path}}", _Methods({}, "there is nothing at this path"), include_in_schema=False),
+            Route(f"{root}/{{rest:path}}", Methods({}, "there is nothing at this path"), include_in_schema=False),
         ]
 
     async def post(self, request: Request) -> Response:
@@ -94,27 +89,27 @@ class Invocations:
 
     async def list(self, request: Request) -> Response:
         """Newest first; `cursor` is the `next_cursor` of the page before."""
-        query = _query(request, ("session_id", "status", "agent", "cursor", "limit"), labels=True)
-        limit = _limit(query.get("limit"))
+        query = parameters.query(request, ("session_id", "status", "agent", "cursor", "limit"), labels="metadata")
+        limit = parameters.limit(query.get("limit"))
         found = await self._server.runtime().store.read.listed(
             caller(request).principal,
             session_id=None if "session_id" not in query else ids.session_id(query["session_id"]),
             status=_status(query.get("status")),
-            agent=query.get("agent"),
-            metadata={key.partition(".")[2]: value for key, value in query.items() if key.startswith("metadata.")},
-            before=_position(query.get("cursor")) if query.get("cursor") else None,
+            agent=parameters.name(query, "agent"),
+            metadata=parameters.labelled(query, "metadata"),
+            before=parameters.position(query.get("cursor")) if query.get("cursor") else None,
             limit=limit + 1,
         )
         shown = found[:limit]
         cursor = shown[-1].number if len(found) > limit else None
-        return _json(project.invocations(shown, self._base(request), cursor))
+        return json_answer(project.invocations(shown, self._base(request), cursor))
 
     async def events(self, request: Request) -> Response:
         """Stream the log from a position on, or give a page of it as JSON."""
         cursor = _cursor(request)
         runtime = self._server.runtime()
         invocation = await self._find(request)
-        if _prefers_json(request.headers.get("accept", "")):
+        if _prefersjson_answer(request.headers.get("accept", "")):
             return await _page(request, runtime, invocation, cursor)
         return await self._stream(request, runtime, invocation, cursor)
 
@@ -145,51 +140,23 @@ class Invocations:
         return root.rstrip("/") + self._server.prefix
 
 
-class _Methods:
-    """One path's endpoints by method, as an ASGI app; it answers 405 itself, whatever app it is part of."""
-
-    def __init__(self, endpoints: Mapping[str, Endpoint], missing: str | None = None) -> None:
-        self._endpoints = {method: answered(endpoint) for method, endpoint in endpoints.items()}
-        self._missing = missing
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
-        endpoint = self._endpoints.get(request.method)
-        response = await endpoint(request) if endpoint is not None else self._refusal(request.method)
-        await response(scope, receive, send)
-
-    def _refusal(self, method: str) -> Response:
-        if self._missing is not None:
-            return problem(404, "not_found", self._missing)
-        allowed = ", ".join(sorted(self._endpoints))
-        return problem(405, "method_not_allowed", f"this path answers {allowed}", headers={"Allow": allowed})
-
-
-def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
-    return Route(path, _Methods(endpoints), include_in_schema=False)
-
-
 def _object(record: Invocation, base: str, status: int = 200) -> Response:
-    return _json(project.invocation(record, base), status)
+    return json_answer(project.invocation(record, base), status)
 
 
 def _accepted(record: Invocation, base: str) -> Response:
     headers = {"Location": project.status_path(record.id, base), "Retry-After": str(RETRY_AFTER_SECONDS)}
-    return _json(project.accepted(record, base), 202, headers)
-
-
-def _json(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(text, status, {**NO_STORE, **(headers or {})}, JSON)
+    return json_answer(project.accepted(record, base), 202, headers)
 
 
 async def _page(request: Request, runtime: Runtime, invocation: Invocation, cursor: int) -> Response:
     """A page of the log. There is a next cursor until the log is complete and was returned to its end."""
-    query = _query(request, ("after", "limit"))
-    limit = _limit(query.get("limit"))
+    query = parameters.query(request, ("after", "limit"))
+    limit = parameters.limit(query.get("limit"))
     entries = await runtime.store.read.events(invocation.number, after=cursor, limit=limit, max_bytes=EVENTS_PAGE_BYTES)
     last = entries[-1].position if entries else cursor
     complete = invocation.status.final and last >= invocation.last_position
-    return _json(project.events(entries, None if complete else last))
+    return json_answer(project.events(entries, None if complete else last))
 
 
 async def _check_cursor(runtime: Runtime, ask: accept.Ask, cursor: int) -> None:
@@ -213,18 +180,10 @@ def _id(request: Request) -> str:
 def _cursor(request: Request) -> int:
     """The larger of the two counts: a browser that reconnects sends the header, and its URL still has the old `after`."""
     after = request.query_params.get("after") if request.scope["query_string"] else None
-    return max(_position(after), _position(request.headers.get("last-event-id")))
+    return max(parameters.position(after), parameters.position(request.headers.get("last-event-id")))
 
 
-def _position(text: str | None) -> int:
-    if not text:
-        return 0
-    if not _INTEGER.fullmatch(text):
-        raise InvalidRequest("a cursor must be an integer that this server gave", code="invalid_cursor", field="after")
-    return int(text)
-
-
-def _prefers_json(accepted: str) -> bool:
+def _prefersjson_answer(accepted: str) -> bool:
     return JSON in accepted and EventStream.media_type not in accepted
 
 
@@ -234,23 +193,6 @@ def _patience(request: Request, sync_wait: float | None) -> float | None:
     if asked is None:
         return sync_wait
     return float(asked[1]) if sync_wait is None else min(float(asked[1]), sync_wait)
-
-
-def _query(request: Request, known: Sequence[str], *, labels: bool = False) -> dict[str, str]:
-    """Return the query, checked: a mistyped filter must not list everything."""
-    query = dict(request.query_params)
-    for name in query:
-        if name not in known and not (labels and name.startswith("metadata.")):
-            raise InvalidRequest(f"unknown query parameter {name[:64]!a}", code="unknown_parameter", field=name)
-    return query
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return PAGE
-    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
-    return int(text)
 
 
 def _status(text: str | None) -> Status | None:

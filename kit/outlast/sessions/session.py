@@ -94,6 +94,7 @@ class SessionStore:
         (`session_exists`, `actor_mismatch`).
         """
         store = await self._store()
+        parent = None if parent is None else _text(parent, "parent")
         if actor_id is None and parent is not None:
             actor_id = (await self.get(parent)).actor_id
         stored = await store.sessions.create(
@@ -138,8 +139,9 @@ class SessionStore:
         limit: int = PAGE,
     ) -> SessionPage:
         """Return a part of the list; `cursor` is that of the page before."""
+        filters = {"agent": agent, "actor_id": actor_id, "parent_id": parent}
         found = await (await self._store()).read.sessions(
-            self._principal, agent=agent, actor_id=actor_id, parent_id=parent, labels=_labels(labels),
+            self._principal, **{name: _text(text, name) for name, text in filters.items() if text is not None}, labels=_labels(labels),
             before=cursor, limit=_limit(limit) + 1,
         )  # fmt: skip
         shown = found[:limit]
@@ -206,6 +208,8 @@ class SessionStore:
         What is appended to one of them later does not change the other. The same fork again is returned as it is.
         Raises NotFound for the session or the item, and Conflict (`session_exists`).
         """
+        if up_to_item_id is not None and not _ITEM_ID.fullmatch(up_to_item_id):
+            raise NotFound(f"this session has no item {up_to_item_id!a}")
         stored = await (await self._store()).sessions.fork(
             self._principal, id, ids.session_id(new_id) if new_id is not None else str(uuid.uuid4()),
             actor_id=None if actor_id is None else _text(actor_id, "actor_id"), labels=_labels(labels),

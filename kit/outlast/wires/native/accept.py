@@ -32,12 +32,12 @@ class Ask:
 
 def message(body: Any, *, idempotency_key: str | None, principal: str, agents: Collection[str]) -> Ask:
     """Check the body of `POST /api/invocations`. Raise InvalidRequest, or NotJSON for a number JSON cannot hold."""
-    fields = _fields(body, _MESSAGE_FIELDS)
-    if "input" not in fields:
+    given = fields(body, _MESSAGE_FIELDS)
+    if "input" not in given:
         raise _bad("input", "`input` is required; any JSON value will do")
-    session_id = fields.get("session_id")
+    session_id = given.get("session_id")
     return _ask(
-        fields,
+        given,
         idempotency_key=idempotency_key,
         principal=principal,
         agents=agents,
@@ -49,7 +49,7 @@ def message(body: Any, *, idempotency_key: str | None, principal: str, agents: C
 def resume(body: Any, *, session_id: str, idempotency_key: str | None, principal: str, agents: Collection[str]) -> Ask:
     """Check the body of `POST /api/sessions/{id}/resume`: the same fields without `input` and `session_id`."""
     return _ask(
-        _fields(body, _RESUME_FIELDS),
+        fields(body, _RESUME_FIELDS),
         idempotency_key=idempotency_key,
         principal=principal,
         agents=agents,
@@ -71,7 +71,7 @@ def _ask(
         principal=principal,
         id=_id(fields.get("id"), idempotency_key),
         session_id=session_id,
-        agent=_agent(fields.get("agent"), agents),
+        agent=agent(fields.get("agent"), agents),
         input=fields.get("input"),
         config=_config(fields.get("config")),
         kind=kind,
@@ -82,7 +82,8 @@ def _ask(
     return Ask(request, stream=_flag(fields, "stream"), background=_flag(fields, "background"))
 
 
-def _fields(body: Any, known: frozenset[str]) -> dict[str, Any]:
+def fields(body: Any, known: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of a body. Raise InvalidRequest for one that is not `known`."""
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     unknown = sorted(set(body) - known)
@@ -112,7 +113,8 @@ def _unquoted(header: str) -> str:
     return header[1:-1] if len(header) > 1 and header[0] == header[-1] == '"' else header
 
 
-def _agent(value: Any, agents: Collection[str]) -> str:
+def agent(value: Any, agents: Collection[str]) -> str:
+    """Return the agent that a body names, or the only one. Raise InvalidRequest."""
     if value is None:
         if len(agents) == 1:
             return next(iter(agents))

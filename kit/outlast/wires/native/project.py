@@ -33,8 +33,8 @@ def invocation(record: Invocation, base: str) -> str:
     return (
         f'{{"id":"{record.id}","session_id":{jsontext.encode(record.session_id)},'
         f'"agent":{jsontext.encode(record.agent)},"status":"{record.status}","kind":"{record.kind}",'
-        f'"attempt":{record.attempt},"created_at":{_time(record.created_at)},"started_at":{_time(record.started_at)},'
-        f'"finished_at":{_time(record.finished_at)},{result}"usage":{record.usage or "null"},'
+        f'"attempt":{record.attempt},"created_at":{time(record.created_at)},"started_at":{time(record.started_at)},'
+        f'"finished_at":{time(record.finished_at)},{result}"usage":{record.usage or "null"},'
         f'"metadata":{record.metadata},"status_url":{url}","events_url":{url}/events"}}'
     )
 
@@ -55,14 +55,14 @@ def status_path(id: str, base: str) -> str:
 
 def invocations(records: Sequence[Invocation], base: str, next_cursor: int | None) -> str:
     """Return one page of a list."""
-    return _page([invocation(record, base) for record in records], next_cursor)
+    return page([invocation(record, base) for record in records], next_cursor)
 
 
 def events(entries: Sequence[Event], next_cursor: int | None) -> str:
     """Return one page of a log."""
-    return _page(
+    return page(
         [
-            f'{{"position":{entry.position},"attempt":{entry.attempt},"at":{_time(entry.at)},"event":{entry.text}}}'
+            f'{{"position":{entry.position},"attempt":{entry.attempt},"at":{time(entry.at)},"event":{entry.text}}}'
             for entry in entries
         ],
         next_cursor,
@@ -93,7 +93,8 @@ def event_name(text: str) -> str | None:
     return name if safe else None
 
 
-def _page(items: Sequence[str], next_cursor: int | None) -> str:
+def page(items: Sequence[str], next_cursor: int | None) -> str:
+    """Return one page of a list of JSON texts."""
     cursor = "null" if next_cursor is None else f'"{next_cursor}"'
     return f'{{"items":[{",".join(items)}],"next_cursor":{cursor}}}'
 
@@ -103,7 +104,8 @@ def _url(id: str, base: str) -> str:
     return jsontext.encode(status_path(id, base))[:-1]
 
 
-def _time(milliseconds: int | None) -> str:
+def time(milliseconds: int | None) -> str:
+    """Return a time as a JSON string."""
     if milliseconds is None:
         return "null"
     return f'"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"'

@@ -1,0 +1,43 @@
+"""How the API's own routes answer, whatever app they are part of."""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from outlast.server.problems import Endpoint, answered, problem
+
+JSON = "application/json"
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+class Methods:
+    """One path's endpoints by method, as an ASGI app; it answers 405 itself, whatever app it is part of."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], missing: str | None = None) -> None:
+        self._endpoints = {method: answered(endpoint) for method, endpoint in endpoints.items()}
+        self._missing = missing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        endpoint = self._endpoints.get(request.method)
+        response = await endpoint(request) if endpoint is not None else self._refusal(request.method)
+        await response(scope, receive, send)
+
+    def _refusal(self, method: str) -> Response:
+        if self._missing is not None:
+            return problem(404, "not_found", self._missing)
+        allowed = ", ".join(sorted(self._endpoints))
+        return problem(405, "method_not_allowed", f"this path answers {allowed}", headers={"Allow": allowed})
+
+
+def route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    """Return the route of a path with its endpoints by method."""
+    return Route(path, Methods(endpoints), include_in_schema=False)
+
+
+def json_answer(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return JSON text as an answer that no cache keeps."""
+    return Response(text, status, {**NO_STORE, **(headers or {})}, JSON)

@@ -1,0 +1,267 @@
+"""`/api/sessions`: conversations, their items, and how they were interrupted.
+
+Session ids travel percent-encoded and may hold a slash, so the path is taken apart as it was sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from outlast.core import ids, jsontext
+from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
+from outlast.core.records import OnActive
+from outlast.core.resume import ResumePoint
+from outlast.engine.threads import call
+from outlast.server import body, parameters
+from outlast.server.agents import Agents, Resumable
+from outlast.server.answers import Methods, json_answer, route
+from outlast.server.invocations import Invocations
+from outlast.server.principal import caller
+from outlast.server.runtime import Runtime
+from outlast.sessions import Session, SessionItem, SessionStore
+from outlast.wires.native import accept, project
+
+
+class Serving(Protocol):
+    """What these routes need of their server."""
+
+    prefix: str
+    agents: Agents
+
+    def runtime(self) -> Runtime: ...
+
+
+class Sessions:
+    """The endpoints of one server. A resume is answered as an invocation is, by `invocations`."""
+
+    def __init__(self, server: Serving, invocations: Invocations) -> None:
+        self._server = server
+        self._invocations = invocations
+
+    def routes(self) -> list[BaseRoute]:
+        root = f"{self._server.prefix}/api/sessions"
+        below = {
+            "": {"GET": self.get, "HEAD": self.get, "PATCH": self.update, "DELETE": self.delete},
+            "items": {"GET": self.items, "HEAD": self.items, "POST": self.append, "DELETE": self.clear},
+            "items/pop": {"POST": self.pop},
+            "fork": {"POST": self.fork},
+            "resume-point": {"GET": self.resume_point, "HEAD": self.resume_point},
+            "resume": {"POST": self.resume},
+        }
+        one = _OfOneSession({action: Methods(endpoints) for action, endpoints in below.items()})
+        return [
+            route(root, {"POST": self.create, "GET": self.list, "HEAD": self.list}),
+            Route(f"{root}/{{rest:path}}", one, include_in_schema=False),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        fields = await self._fields(request, "id", "agent", "actor_id", "parent", "labels")
+        made = await self._store(request).create(
+            fields.get("id"),
+            agent=accept.agent(fields.get("agent"), list(self._server.agents.by_name())),
+            actor_id=fields.get("actor_id"),
+            parent=fields.get("parent"),
+            labels=fields.get("labels"),
+        )
+        return json_answer(_session(made), 201)
+
+    async def list(self, request: Request) -> Response:
+        """Newest first; `cursor` is the `next_cursor` of the page before."""
+        query = parameters.query(request, ("agent", "actor_id", "parent", "cursor", "limit"), labels="labels")
+        page = await self._store(request).page(
+            agent=query.get("agent"),
+            actor_id=query.get("actor_id"),
+            parent=query.get("parent"),
+            labels=parameters.labelled(query, "labels"),
+            cursor=parameters.position(query.get("cursor")) or None,
+            limit=parameters.limit(query.get("limit")),
+        )
+        return json_answer(project.page([_session(one) for one in page.sessions], page.cursor))
+
+    async def get(self, request: Request) -> Response:
+        return json_answer(_session(await self._store(request).get(_id(request))))
+
+    async def update(self, request: Request) -> Response:
+        fields = await self._fields(request, "labels")
+        updated = await self._store(request).update(_id(request), labels=fields.get("labels", {}))
+        return json_answer(_session(updated))
+
+    async def delete(self, request: Request) -> Response:
+        force = parameters.flag(parameters.query(request, ("force",)), "force")
+        await self._store(request).delete(_id(request), force=force)
+        return Response(status_code=204)
+
+    async def items(self, request: Request) -> Response:
+        """A page of items; `after` is the `next_cursor` of the page before, in the order that is asked."""
+        query = parameters.query(request, ("after", "limit", "order"))
+        limit, order = parameters.limit(query.get("limit")), query.get("order", "asc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("`order` must be asc or desc", code="invalid_parameter", field="order")
+        after = parameters.position(query["after"]) if "after" in query else None
+        found = [
+            item
+            async for item in self._store(request).items(
+                _id(request), after=after, limit=limit + 1, newest_first=order == "desc"
+            )
+        ]
+        shown = found[:limit]
+        return json_answer(
+            project.page([_item(one) for one in shown], shown[-1].position if len(found) > limit else None)
+        )
+
+    async def append(self, request: Request) -> Response:
+        fields = await self._fields(request, "items", "key")
+        items = fields.get("items")
+        if not isinstance(items, list):
+            raise InvalidRequest("`items` is required: a list of objects", code="invalid_field", field="items")
+        stored = await self._store(request).append(_id(request), items, key=fields.get("key"))
+        return json_answer(project.page([_item(one) for one in stored], None), 201)
+
+    async def pop(self, request: Request) -> Response:
+        popped = await self._store(request).pop(_id(request))
+        return json_answer(f'{{"item":{"null" if popped is None else _item(popped)}}}')
+
+    async def clear(self, request: Request) -> Response:
+        removed = await self._store(request).clear(_id(request))
+        return json_answer(jsontext.encode({"removed": removed}))
+
+    async def fork(self, request: Request) -> Response:
+        fields = await self._fields(request, "id", "up_to_item_id", "actor_id", "labels")
+        up_to = fields.get("up_to_item_id")
+        if not isinstance(up_to, str | None):
+            raise InvalidRequest("`up_to_item_id` must be a string", code="invalid_field", field="up_to_item_id")
+        copy = await self._store(request).fork(
+            _id(request), fields.get("id"), up_to_item_id=up_to, actor_id=fields.get("actor_id"),
+            labels=fields.get("labels"),
+        )  # fmt: skip
+        return json_answer(_session(copy), 201)
+
+    async def resume_point(self, request: Request) -> Response:
+        """Tell how the session was interrupted. Reads only."""
+        session = await self._store(request).get(_id(request))
+        if session.active is not None:
+            return json_answer(jsontext.encode({"active": session.active, "point": None}))
+        try:
+            point = await self._point(request, session)
+        except AgentResumeError:
+            point = None
+        return json_answer(f'{{"active":null,"point":{_point(point)}}}')
+
+    async def resume(self, request: Request) -> Response:
+        """Go on where the session was interrupted, as a run without a message of its own."""
+        runtime, auth = self._server.runtime(), caller(request)
+        session = await self._store(request).get(_id(request))
+        ask = accept.resume(
+            jsontext.parse(await body.read(request, runtime.settings.max_body_bytes)),
+            session_id=session.id,
+            idempotency_key=request.headers.get("idempotency-key"),
+            principal=auth.principal,
+            agents=[session.agent],
+        )
+        ask = replace(ask, request=replace(ask.request, on_active=OnActive.REJECT))
+        if not await self._known(runtime, ask) and session.active is None:
+            await self._point(request, session)
+        return await self._invocations.answer(request, runtime, ask, auth, 0)
+
+    async def _known(self, runtime: Runtime, ask: accept.Ask) -> bool:
+        """Say whether this very request was accepted before: then it is joined, whatever became of the session."""
+        try:
+            await runtime.engine.get(ask.request.principal, ask.request.id)
+        except NotFound:
+            return False
+        return True
+
+    async def _point(self, request: Request, session: Session) -> Any:
+        """Return how a session was interrupted, as its agent tells it. Raise AgentResumeError when it was not."""
+        agent = self._server.agents.by_name().get(session.agent)
+        if agent is None:
+            raise Conflict(
+                f"this session belongs to the agent {session.agent!r}, which this server does not have",
+                code="session_of_other_agent",
+            )
+        if isinstance(agent, Resumable):
+            store = self._server.runtime().store
+            return await agent.require_session_resume_point(store, caller(request).principal, session.id)
+        handler = self._server.agents.handwritten.resume_point
+        if handler is None:
+            raise Conflict(
+                "this server cannot tell how a session was interrupted: it has no resume_point handler",
+                code="resume_unsupported",
+            )
+        point = await call(handler, session.id)
+        if point is None:
+            raise AgentResumeError("completed")
+        return point
+
+    def _store(self, request: Request) -> SessionStore:
+        return SessionStore(self._server.runtime().store, principal=caller(request).principal)
+
+    async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
+        """Return the fields of a body; no body is one without fields."""
+        raw = await body.read(request, self._server.runtime().settings.max_body_bytes)
+        return accept.fields(jsontext.parse(raw) if raw else {}, frozenset(known))
+
+
+class _OfOneSession:
+    """What is below one session, by the path as it was sent."""
+
+    def __init__(self, actions: Mapping[str, Methods]) -> None:
+        self._actions = actions
+        self._nothing = Methods({}, "there is nothing at this path")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = scope.get("raw_path") or scope["path"].encode()
+        id, slash, action = sent.partition(b"/api/sessions/")[2].decode("ascii", "replace").partition("/")
+        known = bool(id) and bool(slash) == bool(action)
+        app = self._actions.get(action, self._nothing) if known else self._nothing
+        await app({**scope, "path_params": {"id": id}}, receive, send)
+
+
+def _id(request: Request) -> str:
+    try:
+        return ids.session_id(unquote(request.path_params["id"], errors="strict"))
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            "the session id in the path is not UTF-8", code="invalid_session_id", field="session_id"
+        ) from None
+
+
+def _session(session: Session) -> str:
+    fields = jsontext.encode(
+        {
+            "id": session.id, "agent": session.agent, "actor_id": session.actor_id, "parent": session.parent,
+            "root": session.root, "forked_from": session.forked_from, "labels": dict(session.labels),
+            "active": session.active,
+        }
+    )  # fmt: skip
+    return (
+        f'{fields[:-1]},"created_at":{project.time(session.created_at)},'
+        f'"last_activity":{project.time(session.last_activity)}}}'
+    )
+
+
+def _item(item: SessionItem) -> str:
+    return (
+        f'{{"id":{jsontext.encode(item.id)},"position":{item.position},"created_at":{project.time(item.created_at)},'
+        f'"invocation_id":{jsontext.encode(item.invocation_id)},"content":{jsontext.encode(item.content)}}}'
+    )
+
+
+def _point(point: Any) -> str:
+    """Return a resume point as JSON text: ours, or what a handler told."""
+    if not isinstance(point, ResumePoint):
+        return jsontext.encode(point)
+    fields = jsontext.encode(
+        {
+            "kind": point.kind, "description": point.description, "cause": point.cause,
+            "partial_text": point.partial_text,
+            "unanswered_tool_calls": [{"id": one.id, "name": one.name} for one in point.unanswered_tool_calls],
+        }
+    )  # fmt: skip
+    return f'{fields[:-1]},"interrupted_at":{project.time(point.interrupted_at)}}}'
