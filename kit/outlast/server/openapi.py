@@ -9,7 +9,6 @@ from outlast.core.records import Kind, OnActive, Status
 
 Schema = dict[str, Any]
 
-_TAGS = ["invocations"]
 _ANY: Schema = {"description": "Any JSON value."}
 _ID: Schema = {"type": "string", "format": "uuid"}
 _TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
@@ -70,6 +69,33 @@ SCHEMAS: dict[str, Schema] = {
         ["id", "session_id", "status", *_URLS],
         "Stored; it reaches a final state on some worker.",
     ),
+    "Session": _object(
+        {
+            "id": {"type": "string"},
+            "agent": {"type": "string"},
+            "actor_id": {"type": "string", "description": "On whose behalf; a label that the client chose."},
+            "parent": _TEXT_OR_NULL,
+            "root": {"type": "string"},
+            "forked_from": _TEXT_OR_NULL,
+            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+            "active": {**_TEXT_OR_NULL, "description": "The invocation that is not final yet."},
+            "created_at": _TIME,
+            "last_activity": _TIME,
+        },
+        ["id", "agent", "actor_id", "root", "labels", "active"],
+        "A conversation.",
+    ),
+    "SessionItem": _object(
+        {
+            "id": {"type": "string"},
+            "position": {"type": "integer"},
+            "created_at": _TIME,
+            "invocation_id": {**_TEXT_OR_NULL, "description": "The run that stored it."},
+            "content": {"type": "object"},
+        },
+        ["id", "position", "content"],
+        "One entry of a conversation's history.",
+    ),
     "Problem": _object(
         {
             "type": {"type": "string"},
@@ -85,14 +111,14 @@ SCHEMAS: dict[str, Schema] = {
 
 
 def described(schema: Schema, prefix: str) -> Schema:
-    """Add the invocation API to an OpenAPI document and return it."""
+    """Add the hand-made routes to an OpenAPI document and return it."""
     schema.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
     schema.setdefault("paths", {}).update({f"{prefix}{path}": item for path, item in _PATHS.items()})
     return schema
 
 
 def describe(app: FastAPI, prefix: str) -> None:
-    """Make an app's document describe the invocation API too."""
+    """Make an app's document describe these routes too."""
     own = app.openapi
     app.openapi = lambda: described(own(), prefix)  # type: ignore[method-assign]  # FastAPI's documented way
 
@@ -114,10 +140,10 @@ def _query(name: str, schema: Schema, description: str, place: str = "query") ->
     return {"name": name, "in": place, "required": False, "schema": schema, "description": description}
 
 
-def _operation(summary: str, name: str, answers: Mapping[str, Schema], **more: Any) -> Schema:
+def _operation(summary: str, name: str, answers: Mapping[str, Schema], tag: str = "invocations", **more: Any) -> Schema:
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
-        "tags": _TAGS,
+        "tags": [tag],
         "summary": summary,
         "operationId": name,
         "responses": {**answers, "default": _answer("A problem.", problem)},
@@ -187,6 +213,110 @@ _PATHS: dict[str, Schema] = {
                 "200": _answer("It is final.", _json("Invocation")),
                 "202": _answer("It was asked to stop.", _json("Invocation")),
             },
+        ),
+    },
+}
+
+
+def _of_sessions(summary: str, name: str, status: str, content: Schema | None, **more: Any) -> Schema:
+    return _operation(summary, name, {status: _answer("Done.", content)}, "sessions", **more)
+
+
+def _fields(**properties: Schema) -> Schema:
+    return {"content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
+
+
+_NAME: Schema = {"type": "string", "maxLength": 512}
+_LABELS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+_CURSOR = _query("cursor", {"type": "string"}, "The `next_cursor` of the page before.")
+_SESSION: Schema = {"parameters": [{"name": "session_id", "in": "path", "required": True, "schema": _NAME}]}
+_ITEMS = _page({"$ref": "#/components/schemas/SessionItem"})
+
+_PATHS |= {
+    "/api/sessions": {
+        "post": _of_sessions(
+            "Make a session. The same session again is returned as it is.",
+            "create_session",
+            "201",
+            _json("Session"),
+            requestBody=_fields(id=_NAME, agent=_NAME, actor_id=_NAME, parent=_NAME, labels=_LABELS),
+        ),
+        "get": _of_sessions(
+            "List sessions, newest first. `labels.<label>=<value>` filters by a label.",
+            "list_sessions",
+            "200",
+            _page({"$ref": "#/components/schemas/Session"}),
+            parameters=[
+                *(_query(name, _NAME, "A filter.") for name in ("agent", "actor_id", "parent")),
+                _CURSOR,
+                _LIMIT,
+            ],
+        ),
+    },
+    "/api/sessions/{session_id}": {
+        **_SESSION,
+        "get": _of_sessions("Get a session.", "get_session", "200", _json("Session")),
+        "patch": _of_sessions(
+            "Set labels; null removes one.",
+            "update_session",
+            "200",
+            _json("Session"),
+            requestBody=_fields(labels=_LABELS),
+        ),
+        "delete": _of_sessions(
+            "Remove a session with its items and runs.",
+            "delete_session",
+            "204",
+            None,
+            parameters=[_query("force", {"type": "boolean", "default": False}, "With its descendants.")],
+        ),
+    },
+    "/api/sessions/{session_id}/items": {
+        **_SESSION,
+        "get": _of_sessions(
+            "Page through the items.",
+            "list_session_items",
+            "200",
+            _ITEMS,
+            parameters=[_AFTER, _LIMIT, _query("order", {"type": "string", "enum": ["asc", "desc"]}, "Of positions.")],
+        ),
+        "post": _of_sessions(
+            "Append items, all or none; with a `key`, once.",
+            "append_session_items",
+            "201",
+            _ITEMS,
+            requestBody=_fields(items={"type": "array", "items": {"type": "object"}}, key={"type": "string"}),
+        ),
+        "delete": _of_sessions("Remove all items.", "clear_session", "200", {"application/json": {}}),
+    },
+    "/api/sessions/{session_id}/items/pop": {
+        **_SESSION,
+        "post": _of_sessions(
+            "Remove the last item and return it.", "pop_session_item", "200", {"application/json": {}}
+        ),
+    },
+    "/api/sessions/{session_id}/fork": {
+        **_SESSION,
+        "post": _of_sessions(
+            "Copy a session, up to and with an item.",
+            "fork_session",
+            "201",
+            _json("Session"),
+            requestBody=_fields(id=_NAME, up_to_item_id=_NAME, actor_id=_NAME, labels=_LABELS),
+        ),
+    },
+    "/api/sessions/{session_id}/resume-point": {
+        **_SESSION,
+        "get": _of_sessions("How it was interrupted.", "get_resume_point", "200", {"application/json": {}}),
+    },
+    "/api/sessions/{session_id}/resume": {
+        **_SESSION,
+        "post": _of_sessions(
+            "Go on where it was interrupted; answered like `create_invocation`.",
+            "resume_session",
+            "200",
+            {**_json("Invocation"), **_STREAM},
+            requestBody=_fields(id=_ID, stream={"type": "boolean"}, background={"type": "boolean"}),
         ),
     },
 }
