@@ -18,6 +18,7 @@ TRANSACTIONS = (
     "journal.answered",
     "head",
     "checkpoint",
+    "items",
     "finish",
     "cancel",
     "hand_back",

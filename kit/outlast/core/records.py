@@ -135,6 +135,11 @@ class StoredSession(NamedTuple):
     last_activity: int
     active: str | None = None
 
+    @property
+    def scope(self) -> str:
+        """The name of its history in the store."""
+        return f"s{self.number}"
+
 
 class StoredItem(NamedTuple):
     """One stored item of a session. `item` is JSON text; `invocation_id` is the run that stored it, while it is kept."""

@@ -173,11 +173,11 @@ class SessionStore:
 
         `after` is the position of the last item that is known: what follows it in the order asked for is given.
         """
-        store, number = await self._store(), (await self._find(id)).number
+        store, scope = await self._store(), (await self._find(id)).scope
         left = limit
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
-            found = await store.read.items(number, after=after, newest_first=newest_first, limit=size)
+            found = await store.read.items(scope, after=after, newest_first=newest_first, limit=size)
             for one in found:
                 yield _item(one)
             if not found:

@@ -17,6 +17,7 @@ from outlast.core.errors import StoreError, StoreUnavailable
 from outlast.core.records import Call, CallState, Event, Invocation, Status, StoredItem, StoredSession
 from outlast.store import bounded, checkpoints
 from outlast.store import invocations as life
+from outlast.store import items as histories
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
@@ -208,13 +209,18 @@ class Reader:
             )
         )  # fmt: skip
 
-    async def items(self, number: int, *, after: int | None, newest_first: bool, limit: int) -> list[StoredItem]:
+    async def items(
+        self, scope: str, *, after: int | None, newest_first: bool, limit: int, patient: bool = False
+    ) -> list[StoredItem]:
         """Read items behind the position `after` in the order asked for; at least one, and about a MiB of them."""
         return await self._run(
-            lambda connection: conversations.read_items(
-                connection, number, after=after, newest_first=newest_first, limit=limit
-            )
+            lambda connection: histories.read(connection, scope, after=after, newest_first=newest_first, limit=limit),
+            patient=patient,
         )
+
+    async def last_item(self, scope: str) -> int:
+        """Read the highest position that was ever given out in a history."""
+        return await self._run(lambda connection: histories.last(connection, scope), patient=True)
 
     async def workers(self) -> list[WorkerRow]:
         query = select(

@@ -9,21 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection as PooledConnection
-from sqlalchemy import Select, func, literal_column, select
+from sqlalchemy import func, literal_column, select
 
 from outlast.core import jsontext
 from outlast.core.errors import Conflict, NotFound, SessionBusy
 from outlast.core.records import StoredItem, StoredSession
-from outlast.store import bounded
 from outlast.store import invocations as life
 from outlast.store.statements import Connection, Rows, Statement, query, values
-from outlast.store.tables import invocations, items, sessions
+from outlast.store.tables import invocations, sessions
 from outlast.store.writer import seen_once
 
 Submit = Callable[[str, Callable[[Connection], Any]], "asyncio.Future[Any]"]
-
-ITEMS_BYTES = 1 << 20
-"""Bytes of items read at once, about."""
 
 
 class SessionChanges:
@@ -129,13 +125,13 @@ _ACTIVE = Statement(
     "SELECT v.id FROM {p}invocations v WHERE v.session_number = :number AND v.status IN ('queued', 'running') LIMIT 1"
 )
 _CHECKPOINTED = Statement("SELECT h.scope FROM {p}heads h WHERE h.scope = :scope LIMIT 1")
-_ITEM = "SELECT t.position, t.id, t.item, t.created_at, t.invocation_number FROM {p}items t WHERE t.session_number = :number "
+_ITEM = "SELECT t.position, t.id, t.item, t.created_at, t.invocation_number FROM {p}items t WHERE t.scope = :scope "
 _KNOWN = Statement(_ITEM + "AND t.id IN (SELECT i.id FROM {rows} i) ORDER BY t.position", {"id": "text"})
 _LAST = Statement(_ITEM + "ORDER BY t.position DESC LIMIT 1")
 _APPEND = Statement(
     """
-    INSERT INTO {p}items (session_number, position, id, item, created_at)
-    SELECT CAST(:number AS bigint), i.p, i.id, i.t, {now} FROM {rows} i
+    INSERT INTO {p}items (scope, position, id, item, created_at)
+    SELECT CAST(:scope AS text), i.p, i.id, i.t, {now} FROM {rows} i
     """,
     {"p": "bigint", "id": "text", "t": "text"},
 )
@@ -143,14 +139,14 @@ _ADVANCE = Statement(
     "UPDATE {p}sessions SET last_item = last_item + :count, last_activity = {now} WHERE number = :number "
     "RETURNING last_item - :count"
 )
-_REMOVE = Statement("DELETE FROM {p}items WHERE session_number = :number AND position BETWEEN :first AND :last")
-_COUNT = Statement("SELECT count(*) FROM {p}items WHERE session_number = :number AND position <= :last")
+_REMOVE = Statement("DELETE FROM {p}items WHERE scope = :scope AND position BETWEEN :first AND :last")
+_COUNT = Statement("SELECT count(*) FROM {p}items WHERE scope = :scope AND position <= :last")
 _TOUCH = Statement("UPDATE {p}sessions SET last_activity = {now} WHERE number = :number")
 _COPY = Statement(
     """
-    INSERT INTO {p}items (session_number, position, id, item, created_at)
-    SELECT CAST(:new AS bigint), t.position, t.id, t.item, t.created_at FROM {p}items t
-    WHERE t.session_number = :number AND t.position <= :last
+    INSERT INTO {p}items (scope, position, id, item, created_at)
+    SELECT CAST(:new AS text), t.position, t.id, t.item, t.created_at FROM {p}items t
+    WHERE t.scope = :scope AND t.position <= :last
     """
 )
 _TREE = Statement(
@@ -171,9 +167,8 @@ _RUNS = Statement(
 _SCOPES = "WHERE scope IN (SELECT 's' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _SCOPES)
-    for table in ("checkpoint_writes", "checkpoints", "heads", "journal")
+    for table in ("checkpoint_writes", "checkpoints", "heads", "items", "journal")
 ]
-_DELETE_ITEMS = Statement("DELETE FROM {p}items WHERE session_number IN (SELECT f.value FROM {values} f)")
 _DELETE = Statement("DELETE FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f)")
 
 
@@ -196,7 +191,7 @@ def _free(connection: Connection, principal: str, id: str) -> StoredSession:
 
 
 def _refuse_checkpoints(connection: Connection, found: StoredSession) -> None:
-    if query(connection, _CHECKPOINTED, scope=f"s{found.number}"):
+    if query(connection, _CHECKPOINTED, scope=found.scope):
         raise Conflict(
             f"the agent {found.agent!r} keeps this session's history as checkpoints, not as items",
             code="unsupported_for_agent",
@@ -226,8 +221,8 @@ def _create(
     if not created and (found.agent, found.actor_id, found.parent_id, found.forked_from) != wanted:
         raise _exists(id)
     if created and contents:
-        connection.send(_APPEND, number=found.number, rows=_rows(0, contents))
-    if not created and contents and not _same(_known(connection, found.number, contents), contents):
+        connection.send(_APPEND, scope=found.scope, rows=_rows(0, contents))
+    if not created and contents and not _same(_known(connection, found.scope, contents), contents):
         raise _exists(id)
     return found
 
@@ -263,7 +258,7 @@ def _append(
 ) -> list[StoredItem]:
     found = _find(connection, principal, id)
     # Before the look for a run: a repeat of what was stored is answered, whatever runs by now.
-    known = _known(connection, found.number, [*contents, (absent, "")])
+    known = _known(connection, found.scope, [*contents, (absent, "")])
     if known:
         if _same(known, contents):
             return known
@@ -276,8 +271,8 @@ def _append(
     if not contents:
         return []
     before = query(connection, _ADVANCE, number=found.number, count=len(contents))[0][0]
-    connection.send(_APPEND, number=found.number, rows=_rows(before, contents))
-    return _known(connection, found.number, contents)
+    connection.send(_APPEND, scope=found.scope, rows=_rows(before, contents))
+    return _known(connection, found.scope, contents)
 
 
 def _rows(before: int, contents: Sequence[tuple[str, str]]) -> Rows:
@@ -285,9 +280,9 @@ def _rows(before: int, contents: Sequence[tuple[str, str]]) -> Rows:
     return Rows(["p", "id", "t"], [(position, id, text) for position, (id, text) in numbered])
 
 
-def _known(connection: Connection, number: int, contents: Sequence[tuple[str, str]]) -> list[StoredItem]:
+def _known(connection: Connection, scope: str, contents: Sequence[tuple[str, str]]) -> list[StoredItem]:
     ids = Rows(["id"], [(id,) for id, _ in contents])
-    return [StoredItem(*row) for row in query(connection, _KNOWN, number=number, rows=ids)] if contents else []
+    return [StoredItem(*row) for row in query(connection, _KNOWN, scope=scope, rows=ids)] if contents else []
 
 
 def _same(known: Sequence[StoredItem], contents: Sequence[tuple[str, str]]) -> bool:
@@ -303,15 +298,15 @@ class _Pop:
 
     def __call__(self, connection: Connection) -> StoredItem | None:
         found = _find(connection, *self._key)
-        if self._popped is not None and not _known(connection, found.number, [(self._popped.id, "")]):
+        if self._popped is not None and not _known(connection, found.scope, [(self._popped.id, "")]):
             return self._popped
         _free(connection, *self._key)
-        rows = query(connection, _LAST, number=found.number)
+        rows = query(connection, _LAST, scope=found.scope)
         if not rows:
             return None
         self._popped = StoredItem(*rows[0])
         position = self._popped.position
-        connection.send(_REMOVE, number=found.number, first=position, last=position)
+        connection.send(_REMOVE, scope=found.scope, first=position, last=position)
         connection.send(_TOUCH, number=found.number)
         return self._popped
 
@@ -331,12 +326,12 @@ class _Clear:
         if found.number != self._number:
             self._number, self._last = found.number, found.last_item
             self._count = self._left(connection)
-        connection.send(_REMOVE, number=found.number, first=0, last=self._last)
+        connection.send(_REMOVE, scope=found.scope, first=0, last=self._last)
         connection.send(_TOUCH, number=found.number)
         return self._count
 
     def _left(self, connection: Connection) -> int:
-        return int(query(connection, _COUNT, number=self._number, last=self._last)[0][0])
+        return int(query(connection, _COUNT, scope=f"s{self._number}", last=self._last)[0][0])
 
 
 def _fork(
@@ -350,7 +345,7 @@ def _fork(
 ) -> StoredSession:
     source = _find(connection, principal, id)
     _refuse_checkpoints(connection, source)
-    last = source.last_item if up_to_item_id is None else _position(connection, source.number, up_to_item_id)
+    last = source.last_item if up_to_item_id is None else _position(connection, source.scope, up_to_item_id)
     actor_id = actor_id or source.actor_id
     created = _insert(
         connection, principal=principal, id=new_id, agent=source.agent, actor_id=actor_id, parent=None, root=None,
@@ -358,14 +353,14 @@ def _fork(
     )  # fmt: skip
     copy = _find(connection, principal, new_id)
     if created:
-        connection.send(_COPY, new=copy.number, number=source.number, last=last)
+        connection.send(_COPY, new=copy.scope, scope=source.scope, last=last)
     elif (copy.agent, copy.actor_id, copy.forked_from) != (source.agent, actor_id, source.id):
         raise _exists(new_id)
     return copy
 
 
-def _position(connection: Connection, number: int, item_id: str) -> int:
-    found = query(connection, _KNOWN, number=number, rows=Rows(["id"], [(item_id,)]))
+def _position(connection: Connection, scope: str, item_id: str) -> int:
+    found = query(connection, _KNOWN, scope=scope, rows=Rows(["id"], [(item_id,)]))
     if not found:
         raise NotFound(f"this session has no item {item_id!r}")
     return StoredItem(*found[0]).position
@@ -384,7 +379,7 @@ def _delete(connection: Connection, principal: str, id: str, *, force: bool, kee
     if any(status in ("queued", "running") for _, status in runs):
         raise SessionBusy("a run of this session or of a descendant is not final; wait for it or cancel it")
     life.remove(connection, [number for number, _ in runs], keep_ms)
-    for statement in (*_DELETE_HISTORIES, _DELETE_ITEMS, _DELETE):
+    for statement in (*_DELETE_HISTORIES, _DELETE):
         connection.send(statement, values=listed)
 
 
@@ -420,10 +415,6 @@ _SESSIONS = select(
     sessions.outerjoin(_parent, _parent.c.number == sessions.c.parent_number)
     .outerjoin(_root_session, _root_session.c.number == sessions.c.root_number)
 )  # fmt: skip
-_ITEMS = select(
-    items.c.position, items.c.id, items.c.item, items.c.created_at, items.c.invocation_number,
-    invocations.c.id.label("invocation_id"),
-).select_from(items.outerjoin(invocations, invocations.c.number == items.c.invocation_number))  # fmt: skip
 
 
 def read(connection: PooledConnection, principal: str, id: str) -> StoredSession | None:
@@ -461,22 +452,3 @@ def listed(
 def _session(row: Any) -> StoredSession:
     *fields, last_activity, newest, active = row
     return StoredSession._make((*fields, max(last_activity, newest or 0), active))
-
-
-def read_items(
-    connection: PooledConnection, number: int, *, after: int | None, newest_first: bool, limit: int
-) -> list[StoredItem]:
-    """Return items behind the position `after` in the order asked for, and not many more bytes than ITEMS_BYTES."""
-    query = _ordered(number, after, newest_first).limit(limit)
-    return [StoredItem._make(row) for row in bounded.rows(connection, query, size="item", max_bytes=ITEMS_BYTES)]
-
-
-def _ordered(number: int, after: int | None, newest_first: bool) -> Select[Any]:
-    found = _ITEMS.where(items.c.session_number == number)
-    if newest_first:
-        if after is not None:
-            found = found.where(items.c.position < after)
-        return found.order_by(items.c.position.desc())
-    if after is not None:
-        found = found.where(items.c.position > after)
-    return found.order_by(items.c.position)

@@ -73,14 +73,15 @@ sessions = Table(
 items = Table(
     "items",
     metadata,
-    Column("session_number", BigInteger, ForeignKey("sessions.number"), primary_key=True, autoincrement=False),
+    Column("scope", Text, primary_key=True),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("id", Text, nullable=False),
     Column("invocation_number", BigInteger),
     Column("item", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    UniqueConstraint("session_number", "id", name="items_key"),
+    UniqueConstraint("scope", "id", name="items_key"),
 )
+"""The history of a session, or of a run without one; scopes are those of `journal`."""
 
 invocations = Table(
     "invocations",

@@ -109,15 +109,14 @@ def upgrade() -> None:
     )
     op.create_table(
         "items",
-        sa.Column("session_number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("scope", sa.Text(), nullable=False),
         sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("invocation_number", sa.BigInteger(), nullable=True),
         sa.Column("item", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["session_number"], ["sessions.number"]),
-        sa.PrimaryKeyConstraint("session_number", "position"),
-        sa.UniqueConstraint("session_number", "id", name="items_key"),
+        sa.PrimaryKeyConstraint("scope", "position"),
+        sa.UniqueConstraint("scope", "id", name="items_key"),
     )
     op.create_table(
         "tombstones",
