@@ -2,6 +2,7 @@
 
 from outlast.adapters.journal import current_tool_call
 from outlast.adapters.local import open_store
+from outlast.adapters.native import Agent
 from outlast.core.errors import (
     AgentResumeError,
     EffectFailed,
@@ -16,6 +17,7 @@ from outlast.server import AgentLike, DurableAgentServer
 from outlast.store import Store
 
 __all__ = [
+    "Agent",
     "AgentHandlers",
     "AgentLike",
     "AgentResumeError",

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from outlast.adapters import current_tool_call, open_store
 from outlast.core import faults
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
+from outlast.testing.logs import check_log
 from outlast.testing.scripted import History, Say, Script, ScriptedCall
 from outlast_langgraph import LangGraphAgent
 from outlast_langgraph.testing import ScriptedChatModel
@@ -94,27 +95,6 @@ def check(result: Mapping[str, Any], folder: Path) -> None:
     assert sorted(asked) == sorted(answered)
     assert EffectsLog(folder / "views").read()[-1].count("'user'") == 1
     check_log(result["events"], result["messages"])
-
-
-def check_log(events: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> None:
-    withdrawn = {
-        name for event in events if event["type"] == "agent.attempt.superseded" for name in event["message_ids"]
-    }
-    started = Counter(event["message_id"] for event in events if event["type"] == "agent.message.started")
-    finished = Counter(event["message_id"] for event in events if event["type"] == "agent.message.finished")
-    assert set(started.values()) | set(finished.values()) == {1}
-    assert set(started) == set(finished) | withdrawn
-    said = [message for message in messages if message["role"] == "assistant"]
-    assert len(set(finished) - withdrawn) == len(said)
-    texts: dict[str, str] = {}
-    for event in events:
-        if event["type"] == "agent.part.started" and event["kind"] == "text" and event["message_id"] not in withdrawn:
-            texts[event["part_id"]] = ""
-        if event["type"] == "agent.part.delta" and event["part_id"] in texts:
-            texts[event["part_id"]] += event["delta"]
-    assert list(texts.values()) == [message["content"] for message in said]
-    ends = Counter(event["call_id"] for event in events if event["type"] == "agent.tool.finished")
-    assert sum(ends.values()) == sum(len(message.get("tool_calls", ())) for message in said)
 
 
 def kill_and_recover(harness: KillHarness, folder: Path, place: KillAt, url: str | None = None) -> None:

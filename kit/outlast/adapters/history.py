@@ -1,5 +1,6 @@
 """What an adapter may read of a history: its tool journal, its checkpoints, and from which of them it goes on."""
 
+from outlast.adapters.items import Items
 from outlast.core.records import Call
 from outlast.store.checkpoints import Checkpoint, PendingWrite
 from outlast.store.store import Store
@@ -21,6 +22,10 @@ class History:
         if number is None:
             return None
         return cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+
+    async def items(self) -> Items:
+        """Read the messages of a history that is kept as items."""
+        return await Items.load(self._store, self.scope)
 
     async def calls(self) -> list[Call]:
         return await self._store.read.calls(self.scope)

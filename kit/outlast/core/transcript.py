@@ -1,8 +1,11 @@
 """A conversation in neutral terms: just what the rules about interruptions need to know."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from outlast.core.errors import InvalidRequest
 
 
 class Role(StrEnum):
@@ -52,6 +55,104 @@ class Entry:
 
 
 Transcript = Sequence[Entry]
+
+Content = str | Sequence[Mapping[str, Any]]
+"""Text, or parts such as `{"type": "text", "text": …}`; parts of other types pass through as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCall:
+    """A tool call as a model made it; `arguments` is the text it gave, whether or not that is JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a history that is kept as items. Its JSON form is `as_json`; `of_json` reads it."""
+
+    role: Role
+    content: Content = ""
+    calls: tuple[MessageCall, ...] = ()
+    call_id: str | None = None
+    failed: bool = False
+    stop: StopReason = StopReason.STOP
+    reasoning: str = ""
+    model: str | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The text of the content, whatever its form."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
+
+    def entry(self) -> Entry:
+        """Return what the rules about interruptions look at."""
+        calls = tuple(CallRequest(call.id, call.name) for call in self.calls)
+        return Entry(self.role, self.text, calls, self.call_id, self.stop)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form that is stored and shown."""
+        content = self.content if isinstance(self.content, str) else [dict(part) for part in self.content]
+        shown: dict[str, Any] = {"role": self.role.value, "content": content}
+        if self.role is Role.TOOL:
+            return shown | {"tool_call_id": self.call_id, "failed": self.failed}
+        if self.role is not Role.ASSISTANT:
+            return shown
+        if self.calls:
+            shown["tool_calls"] = [
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.calls
+            ]
+        more = {"reasoning": self.reasoning, "model": self.model, "usage": dict(self.usage)}
+        return shown | {"stop_reason": self.stop.value} | {key: value for key, value in more.items() if value}
+
+    @classmethod
+    def of_json(cls, value: Any) -> "Message":
+        """Read the stored form. Raise InvalidRequest that names what is wrong in it."""
+        known = isinstance(value, Mapping) and value.get("role") in set(Role) and "content" in value
+        content = value["content"] if known else None
+        if not known or not (content is None or isinstance(content, str) or _are_parts(content)):
+            raise InvalidRequest("a message has a role and content", code="invalid_message", field="role")
+        role = Role(value["role"])
+        call_id = value.get("tool_call_id")
+        if role is Role.TOOL and not isinstance(call_id, str):
+            raise InvalidRequest("a tool message names its call", code="invalid_message", field="tool_call_id")
+        stop = value.get("stop_reason", "tool_calls" if value.get("tool_calls") else "stop")
+        usage = value.get("usage")
+        return cls(
+            role,
+            content or "",
+            tuple(_call_of(call) for call in value.get("tool_calls") or ()),
+            call_id,
+            value.get("failed") is True,
+            StopReason(stop) if stop in set(StopReason) else StopReason.UNKNOWN,
+            str(value.get("reasoning") or ""),
+            value.get("model"),
+            dict(usage) if isinstance(usage, Mapping) else {},
+        )
+
+
+def _are_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
+    )
+
+
+def _call_of(value: Any) -> MessageCall:
+    """Read a call: ours, or one in the form of OpenAI's chat completions."""
+    call = value.get("function", value) if isinstance(value, Mapping) else {}
+    id, name, arguments = (
+        value.get("id") if isinstance(value, Mapping) else None,
+        call.get("name"),
+        call.get("arguments"),
+    )
+    if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
+        raise InvalidRequest("a tool call has an id, a name and arguments", code="invalid_message", field="tool_calls")
+    return MessageCall(id, name, arguments)
 
 
 def open_calls(transcript: Transcript) -> list[CallRequest]:

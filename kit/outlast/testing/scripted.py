@@ -1,13 +1,18 @@
 """A model without a network: it says what a script tells it, and decides from the conversation where it is.
 
-It keeps no state of its own, so it goes on correctly in another process after a crash. It belongs to no framework;
-`outlast_langgraph.testing` makes a LangChain chat model of it.
+It keeps no state of its own, so it goes on correctly in another process after a crash. `Script` belongs to no framework:
+`ScriptedModel` makes a model of the native agent of it, `outlast_langgraph.testing` a LangChain chat model.
 """
 
+import asyncio
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from outlast.adapters.native import CallDelta, Delta, Stopped, TextDelta, ToolSpec
+from outlast.core.transcript import Message, Role, StopReason
 
 History = Sequence[Mapping[str, Any]]
 """Messages as `{"role", "content", …}`, oldest first."""
@@ -65,3 +70,28 @@ class Script:
                 break
             spoken += message["role"] == "assistant"
         return self.answers[min(spoken, len(self.answers) - 1)]
+
+
+class ScriptedModel:
+    """A model for `outlast.Agent` that says what its script tells it."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script | Say | str, *more: Say | str) -> None:
+        self._script = script if isinstance(script, Script) else Script(script, *more)
+
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncIterator[Delta]:
+        answer = self._script.answer([_seen(message) for message in messages])
+        for piece in answer.pieces():
+            yield TextDelta(piece)
+            await asyncio.sleep(self._script.delay_seconds)
+        for index, (call, id) in enumerate(zip(answer.calls, answer.call_ids(), strict=True)):
+            yield CallDelta(index, json.dumps(dict(call.arguments)), id, call.name)
+        reason = answer.stop_reason or ("tool_calls" if answer.calls else "stop")
+        yield Stopped(StopReason(reason), {"input_tokens": 1, "output_tokens": 1})
+
+
+def _seen(message: Message) -> dict[str, Any]:
+    """Return a message as a provider gets it."""
+    role = "user" if message.role is Role.INTERNAL else message.role.value
+    return {**message.as_json(), "role": role}

@@ -1,0 +1,56 @@
+"""A history that is kept as items: read once, then appended to under the lease of the run that has it."""
+
+from collections.abc import Sequence
+
+from outlast.core import jsontext
+from outlast.core.errors import OutlastError, RunFailed
+from outlast.core.records import StoredItem
+from outlast.core.transcript import Entry, Message
+from outlast.store import items
+from outlast.store.grouped import Part
+from outlast.store.store import Store
+
+PAGE = 500
+
+
+class Items:
+    """The messages of one history, in order, each with the id of its item."""
+
+    def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
+        self._scope, self._last = scope, last
+        self.stored = list(stored)
+        self.messages = [_message(one) for one in stored]
+
+    @classmethod
+    async def load(cls, store: Store, scope: str) -> "Items":
+        """Read a history as it is committed."""
+        last, found = await store.read.last_item(scope), list[StoredItem]()
+        while page := await store.read.items(
+            scope, after=found[-1].position if found else None, newest_first=False, limit=PAGE, patient=True
+        ):
+            found += page
+        return cls(scope, last, found)
+
+    @property
+    def transcript(self) -> list[Entry]:
+        return [message.entry() for message in self.messages]
+
+    def has(self, id: str) -> bool:
+        return any(one.id == id for one in self.stored)
+
+    def append(self, messages: Sequence[tuple[str, Message]], *, number: int) -> list[Part]:
+        """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's."""
+        texts = [(id, jsontext.encode(message.as_json())) for id, message in messages]
+        parts = items.append(self._scope, self._last, texts)
+        for (id, text), (_, message) in zip(texts, messages, strict=True):
+            self._last += 1
+            self.stored.append(StoredItem(self._last, id, text, 0, number))
+            self.messages.append(message)
+        return parts
+
+
+def _message(stored: StoredItem) -> Message:
+    try:
+        return Message.of_json(jsontext.decode(stored.item))
+    except OutlastError as error:
+        raise RunFailed("invalid_history", f"the item {stored.id!r} of this session is no message: {error}") from error

@@ -1,0 +1,152 @@
+"""The native agent killed at every durable boundary of a run, and resumed by whoever comes next."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast import Agent, current_tool_call, open_store
+from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT
+from outlast.sessions import SessionStore
+from outlast.testing.effects import EffectsLog
+from outlast.testing.kill import KillAt, KillHarness
+from outlast.testing.logs import check_log
+from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
+
+ID = "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11"
+SAMPLE = 9
+"""Every n-th point in the quick test."""
+
+
+def agent(folder: str) -> Agent:
+    effects, keys = EffectsLog(Path(folder) / "effects"), EffectsLog(Path(folder) / "keys")
+
+    async def pay(x: int) -> str:
+        """Pay."""
+        effects.append(f"pay {x}")
+        keys.append(current_tool_call().idempotency_key)
+        await asyncio.sleep(0.02)
+        return f"paid {x}"
+
+    calls = [Say("First.", [ScriptedCall("pay", {"x": 1}), ScriptedCall("pay", {"x": 2})])]
+    calls.append(Say("Then.", [ScriptedCall("pay", {"x": 3})]))
+    return Agent(ScriptedModel(Script(*calls, Say("All is paid."))), tools=[pay])
+
+
+async def run(url: str, folder: str) -> dict[str, Any]:
+    """Ask for the run by its id, as a client does that does not know whether it was accepted."""
+    async with open_store(url) as store:
+        chat = agent(folder).session("s", store=store)
+        events = [event async for event in chat.stream("pay", id=ID)]
+        return await told(store, events)
+
+
+async def resume(url: str, folder: str) -> dict[str, Any]:
+    """Leave the dead run as it is and go on with its session."""
+    async with open_store(url) as store:
+        chat = agent(folder).session("s", store=store)
+        events = [event async for event in chat.stream_resume()]
+        return await told(store, events)
+
+
+async def told(store: Any, events: list[dict[str, Any]]) -> dict[str, Any]:
+    reply = events[-1]["reply"]
+    return {
+        "error": events[-1].get("error"),
+        "text": reply and reply.text,
+        "messages": reply and reply.messages,
+        "events": events[:-1],
+        "history": [item.content async for item in SessionStore(store).items("s")],
+    }
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[KillHarness]:
+    with KillHarness(preload=[__file__], timeout_seconds=20) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module")
+def places(harness: KillHarness, tmp_path_factory: pytest.TempPathFactory) -> list[KillAt]:
+    folder = tmp_path_factory.mktemp("trace")
+    return harness.trace(run, {"url": f"sqlite:///{folder / 'state.db'}", "folder": str(folder)})
+
+
+def check(result: Mapping[str, Any], folder: Path) -> None:
+    """Nothing ran twice, every call has one answer right behind it, and the user spoke once."""
+    assert result["text"] == "All is paid.", result["error"]
+    for name in ("effects", "keys"):
+        found = EffectsLog(folder / name).read()
+        assert len(found) == len(set(found)), found
+    history = result["history"]
+    assert [message["role"] for message in history] == [
+        "user", "assistant", "tool", "tool", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    asked = [call["id"] for message in history for call in message.get("tool_calls", ())]
+    assert asked == [message["tool_call_id"] for message in history if message["role"] == "tool"]
+
+
+def kill(harness: KillHarness, folder: Path, place: KillAt, url: str | None = None) -> dict[str, str] | None:
+    """Return where the killed run left its state; None when this time it did not come to the place."""
+    folder.mkdir(exist_ok=True)
+    where = {"url": url or f"sqlite:///{folder / 'state.db'}", "folder": str(folder)}
+    return where if harness.start(run, where, kill=place).wait().killed else None
+
+
+def kill_and_recover(harness: KillHarness, folder: Path, place: KillAt) -> None:
+    # Writes that come together are one transaction: a run may have one less than the run that was traced.
+    if (where := kill(harness, folder, place)) is not None:
+        result = harness.run(run, where).result
+        check(result, folder)
+        check_log(result["events"], result["messages"])
+
+
+def test_killed_here_and_there(harness: KillHarness, places: list[KillAt], tmp_path: Path) -> None:
+    # BR-01, BR-07
+    for number, place in enumerate(places[::SAMPLE]):
+        kill_and_recover(harness, tmp_path / str(number), place)
+
+
+@pytest.mark.slow
+def test_killed_everywhere(harness: KillHarness, places: list[KillAt], tmp_path: Path) -> None:
+    for number, place in enumerate(places):
+        kill_and_recover(harness, tmp_path / str(number), place)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        KillAt("items.before_commit"),
+        KillAt("items.after_commit", 2),
+        KillAt("journal.started.after_commit"),
+        KillAt("tool.after_body", 2),
+        KillAt("items.before_commit", 3),
+        KillAt("finish.before_commit"),
+    ],
+    ids=str,
+)
+def test_killed_on_both_databases(harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt) -> None:
+    where = kill(harness, tmp_path, place, store_url)
+    assert where is not None
+    check(harness.run(run, where).result, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "answer"),
+    [
+        (KillAt("journal.started.begin"), NOT_RUN_RESULT),
+        (KillAt("tool.before_body"), INTERRUPTED_RESULT),
+        (KillAt("tool.after_body"), INTERRUPTED_RESULT),
+    ],
+    ids=str,
+)
+def test_resuming_says_of_a_call_what_is_known(
+    harness: KillHarness, tmp_path: Path, place: KillAt, answer: str
+) -> None:
+    where = kill(harness, tmp_path, place)
+    assert where is not None
+    result = harness.run(resume, where).result
+    check(result, tmp_path)
+    assert answer in [message["content"] for message in result["history"]]
