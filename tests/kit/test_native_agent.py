@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -43,7 +43,7 @@ class Heard:
         self.heard: list[list[dict[str, Any]]] = []
         self._answers = list(answers)
 
-    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncIterator[Delta]:
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
         self.heard.append([message.as_json() for message in messages])
         for delta in self._answers.pop(0):
             if isinstance(delta, Exception):

@@ -7,7 +7,7 @@ It keeps no state of its own, so it goes on correctly in another process after a
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class ScriptedModel:
     def __init__(self, script: Script | Say | str, *more: Say | str) -> None:
         self._script = script if isinstance(script, Script) else Script(script, *more)
 
-    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncIterator[Delta]:
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
         answer = self._script.answer([_seen(message) for message in messages])
         for piece in answer.pieces():
             yield TextDelta(piece)

@@ -1,6 +1,6 @@
 """What the native agent needs of a model: a stream of neutral deltas, and errors that say whether to try again."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class Model(Protocol):
         """For people and for events."""
         ...
 
-    def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncIterator[Delta]:
+    def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
         """Answer a conversation. `internal` messages go to the provider as those of a user.
 
         Raises ProviderError and its kinds; whatever else it raises is a bug of the model and fails the run as such.

@@ -4,6 +4,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,21 +199,22 @@ class NativeTurn:
     async def _take(self, items: Items, message: EventMessage, answer: _Answer) -> None:
         events, specs = self._run.events, [tool.spec for tool in self._tools.values()]
         system = [Message(Role.SYSTEM, self._instructions)] if self._instructions else []
-        async for delta in self._model.stream([*system, *items.messages], specs):
-            match delta:
-                case TextDelta(text):
-                    answer.text += text
-                    events.delta(message, "text", "text", text)
-                case ReasoningDelta(text):
-                    answer.reasoning += text
-                    events.delta(message, "reasoning", "reasoning", text)
-                case CallDelta(index):
-                    before = answer.calls.get(index)
-                    call = delta if before is None else _joined(before, delta)
-                    answer.calls[index] = call
-                    events.delta(message, index, "tool_call", delta.arguments, call_id=call.id, name=call.name)
-                case Stopped():
-                    answer.stopped = delta
+        async with aclosing(self._model.stream([*system, *items.messages], specs)) as deltas:
+            async for delta in deltas:
+                match delta:
+                    case TextDelta(text):
+                        answer.text += text
+                        events.delta(message, "text", "text", text)
+                    case ReasoningDelta(text):
+                        answer.reasoning += text
+                        events.delta(message, "reasoning", "reasoning", text)
+                    case CallDelta(index):
+                        before = answer.calls.get(index)
+                        call = delta if before is None else _joined(before, delta)
+                        answer.calls[index] = call
+                        events.delta(message, index, "tool_call", delta.arguments, call_id=call.id, name=call.name)
+                    case Stopped():
+                        answer.stopped = delta
 
     # Tools ----------------------------------------------------------------------------------------------------------
 
