@@ -3,6 +3,7 @@
 from outlast.adapters.journal import current_tool_call
 from outlast.adapters.local import open_store
 from outlast.adapters.native import Agent
+from outlast.client import AgentClient, SyncAgentClient
 from outlast.core.errors import (
     AgentResumeError,
     EffectFailed,
@@ -18,6 +19,7 @@ from outlast.store import Store
 
 __all__ = [
     "Agent",
+    "AgentClient",
     "AgentHandlers",
     "AgentLike",
     "AgentResumeError",
@@ -31,6 +33,7 @@ __all__ = [
     "OutlastError",
     "RunFailed",
     "Store",
+    "SyncAgentClient",
     "current_tool_call",
     "open_store",
 ]

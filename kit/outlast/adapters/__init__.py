@@ -3,7 +3,8 @@
 from outlast.adapters.journal import CurrentToolCall, current_tool_call
 from outlast.adapters.local import LocalStore, open_store
 from outlast.adapters.protocol import AgentAdapter, DurableAgent
-from outlast.adapters.session import ChatSession, Reply, SyncChatSession
+from outlast.adapters.session import ChatSession, SyncChatSession
+from outlast.core.reply import Reply
 
 __all__ = [
     "AgentAdapter",

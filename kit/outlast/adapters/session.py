@@ -2,24 +2,21 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
-from outlast.adapters.portal import portal
 from outlast.core import jsontext
 from outlast.core.errors import AgentResumeError, Conflict, RunFailed, SessionBusy
+from outlast.core.portal import portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
+from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint
 from outlast.engine import locks
 from outlast.engine.engine import Engine
 from outlast.store.store import Store
 
 PRINCIPAL = "local"
-RESUME_REASONS = frozenset(
-    {"completed", "refused", "awaiting_approval", "context_full", "unknown_stop", "empty", "malformed"}
-)
 LOOK_AGAIN_SECONDS = 0.05
 
 
@@ -27,20 +24,6 @@ class ResumableAgent(Agent, Protocol):
     """An agent that knows how its histories were interrupted."""
 
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """How a run ended. `interrupt` says what a person has to decide before the session goes on."""
-
-    invocation_id: str
-    text: str = ""
-    messages: Sequence[Mapping[str, Any]] = ()
-    usage: Mapping[str, Any] | None = None
-    stop_reason: str | None = None
-    interrupt: Mapping[str, Any] | None = None
-    output: Any = None
-    """All that the agent returned."""
 
 
 class ChatSession:
@@ -62,7 +45,7 @@ class ChatSession:
         Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
         failed. The same `id` again returns the same run.
         """
-        return _reply(await self._ended(self.stream(message, id=id, wait=wait)))
+        return reply_of(await self._ended(self.stream(message, id=id, wait=wait)))
 
     async def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
         """Run the agent on a message and give its events; the last one, `agent.run.finished`, has the reply.
@@ -83,7 +66,7 @@ class ChatSession:
         A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
         and RunFailed as `run` does.
         """
-        return _reply(await self._ended(self.stream_resume(wait=wait)))
+        return reply_of(await self._ended(self.stream_resume(wait=wait)))
 
     async def stream_resume(self, *, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
         """Go on where the session was interrupted and give the events from there."""
@@ -209,31 +192,12 @@ async def _followed(engine: Engine, invocation: Invocation, after: int) -> Async
             if follower.closed and not follower.done:
                 raise RunFailed("store_closed", "the store was closed while the run was going on")
         assert follower.final is not None
-        yield _end(follower.final)
-
-
-def _end(final: Invocation) -> dict[str, Any]:
-    """Return the last event of a stream."""
-    event: dict[str, Any] = {
-        "type": "agent.run.finished", "invocation_id": final.id, "status": final.status.value, "reply": None
-    }  # fmt: skip
-    if final.status is Status.FAILED:
-        return event | {"error": jsontext.decode(final.error or "{}")}
-    output = None if final.output is None else jsontext.decode(final.output)
-    interrupt = None if final.interrupt is None else jsontext.decode(final.interrupt)
-    usage = None if final.usage is None else jsontext.decode(final.usage)
-    said = output if isinstance(output, dict) else {}
-    reply = Reply(
-        final.id, str(said.get("text", "")), said.get("messages", ()), said.get("usage", usage),
-        said.get("stop_reason"), interrupt, output,
-    )  # fmt: skip
-    return event | {"output": output, "interrupt": interrupt, "reply": reply}
-
-
-def _reply(end: Mapping[str, Any]) -> Reply:
-    if (error := end.get("error")) is not None:
-        if error["code"] in RESUME_REASONS:
-            raise AgentResumeError(error["code"], error["message"])
-        raise RunFailed(error["code"], error["message"])
-    reply: Reply = end["reply"]
-    return reply
+        final = follower.final
+        yield ended(
+            final.id,
+            final.status.value,
+            **{
+                name: None if (text := getattr(final, name)) is None else jsontext.decode(text)
+                for name in ("output", "error", "interrupt", "usage")
+            },
+        )

@@ -1,7 +1,10 @@
 """How a history was interrupted, and so what resuming it does."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from outlast.core.errors import AgentResumeError
 from outlast.core.transcript import CallRequest, Entry, Role, StopReason, Transcript, open_calls
@@ -127,3 +130,15 @@ def _empty_before(entries: list[Entry]) -> bool:
     """Say whether the response before the last one was empty too: then the model has nothing to say."""
     said = [entry for entry in entries if entry.role is Role.ASSISTANT]
     return len(said) > 1 and not said[-2].text and not said[-2].calls
+
+
+def point_of_json(value: Mapping[str, Any]) -> ResumePoint:
+    """Read a resume point as the HTTP API shows it."""
+    at = value.get("interrupted_at")
+    return ResumePoint(
+        ResumeKind(value["kind"]),
+        tuple(CallRequest(call["id"], call["name"]) for call in value.get("unanswered_tool_calls", ())),
+        None if at is None else round(datetime.fromisoformat(at).timestamp() * 1000),
+        value.get("cause"),
+        value.get("partial_text"),
+    )

@@ -1,0 +1,97 @@
+"""`AgentClient` and `SyncAgentClient`: an agent behind a URL, used like one in process."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from outlast.client.session import RemoteSession, SyncRemoteSession
+from outlast.client.transport import Transport
+from outlast.core.portal import portal
+
+TIMEOUT_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
+
+
+class AgentClient:
+    """A client of one server. Use it as `async with`, or `await close()`.
+
+    `agent` names one of several agents of the server. `timeout` is how long, in seconds, an answer may be silent (the
+    server sends a sign of life every 15 s), `patience` how long a server that cannot be reached is tried again. `http` is a
+    client of your own, with its own base URL and timeouts.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "",
+        *,
+        agent: str | None = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        patience: float = PATIENCE_SECONDS,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = http or httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+        self._transport = Transport(self._http, patience)
+        self._agent = agent
+
+    def session(self, id: str | None = None) -> RemoteSession:
+        """Return a conversation; without an id, one whose runs do not know each other."""
+        return RemoteSession(self._transport, id, self._agent)
+
+    async def get(self, invocation_id: str) -> dict[str, Any]:
+        """Return an invocation object. Raises NotFound."""
+        found: dict[str, Any] = await self._transport.json("GET", f"/api/invocations/{invocation_id}")
+        return found
+
+    async def cancel(self, invocation_id: str) -> dict[str, Any]:
+        """Ask a run to stop and return its invocation object. Raises NotFound."""
+        found: dict[str, Any] = await self._transport.json("POST", f"/api/invocations/{invocation_id}/cancel")
+        return found
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class SyncAgentClient:
+    """The same for code without asyncio; every method blocks. Use it as `with`, or `close()`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        agent: str | None = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._client = AgentClient(base_url, agent=agent, token=token, timeout=timeout, patience=patience)
+
+    def session(self, id: str | None = None) -> SyncRemoteSession:
+        return self._client.session(id).sync
+
+    def get(self, invocation_id: str) -> dict[str, Any]:
+        return portal().call(self._client.get(invocation_id))
+
+    def cancel(self, invocation_id: str) -> dict[str, Any]:
+        return portal().call(self._client.cancel(invocation_id))
+
+    def close(self) -> None:
+        portal().call(self._client.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,131 @@
+"""A conversation with an agent behind HTTP: the methods of one in process, and no answer is lost on the way."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from outlast.client.sse import frames
+from outlast.client.transport import Transport
+from outlast.core.errors import SessionBusy, StoreUnavailable
+from outlast.core.portal import portal
+from outlast.core.reply import Reply, ended, reply_of
+from outlast.core.resume import ResumePoint, point_of_json
+
+WAIT_SECONDS = 20
+"""How long one request waits for the end of a run before it is asked again."""
+
+INVOCATIONS = "/api/invocations"
+
+
+class RemoteSession:
+    """One conversation. Get it from `client.session(id)`; `id` None makes every run one of its own."""
+
+    def __init__(self, transport: Transport, id: str | None, agent: str | None) -> None:
+        self.id = id
+        self._transport, self._agent = transport, agent
+
+    async def run(self, input: Any, *, id: str | None = None, **options: Any) -> Reply:
+        """Run the agent on an input and return its reply. `options` are fields of the request, such as `config`.
+
+        A connection that breaks, and a server that restarts, are waited out. The same `id` again returns the same run.
+        Raises RunFailed, InvalidRequest, Conflict and its kinds, and ServerUnreachable.
+        """
+        return reply_of(_end(await self._finished(INVOCATIONS, self._request(id, input=input, **options))))
+
+    async def stream(self, input: Any, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
+        """Run the agent on an input and give its events, each once; the last one has the reply.
+
+        Leaving the iteration early does not stop the run.
+        """
+        async for event in self._events(INVOCATIONS, self._request(id, input=input, **options)):
+            yield event
+
+    async def resume(self, *, id: str | None = None, **options: Any) -> Reply:
+        """Go on where the session was interrupted. Raises AgentResumeError when nothing can be resumed."""
+        return reply_of(_end(await self._finished(f"{self._path()}/resume", self._request(id, **options))))
+
+    async def stream_resume(self, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
+        """Go on where the session was interrupted and give the events from there."""
+        async for event in self._events(f"{self._path()}/resume", self._request(id, **options)):
+            yield event
+
+    async def resume_point(self) -> ResumePoint | None:
+        """Return how the session was interrupted, or None. Raises SessionBusy while a run goes on."""
+        found = await self._transport.json("GET", f"{self._path()}/resume-point")
+        if found["active"] is not None:
+            raise SessionBusy(f"invocation {found['active']} of this session is not final")
+        return None if found["point"] is None else point_of_json(found["point"])
+
+    @property
+    def sync(self) -> "SyncRemoteSession":
+        """The same methods for code without asyncio."""
+        return SyncRemoteSession(self)
+
+    def _path(self) -> str:
+        if self.id is None:
+            raise ValueError("without a session there is nothing to resume")
+        return f"/api/sessions/{quote(self.id, safe='')}"
+
+    def _request(self, id: str | None, **fields: Any) -> dict[str, Any]:
+        request = {"id": id or str(uuid.uuid4()), **fields}
+        if "input" in fields and self.id is not None:
+            request["session_id"] = self.id
+        return request if self._agent is None else {**request, "agent": self._agent}
+
+    async def _finished(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Repeat a request until its run is final. It joins the run that it started."""
+        while True:
+            found = await self._transport.json("POST", path, json=request, headers={"Prefer": f"wait={WAIT_SECONDS}"})
+            if "kind" in found and found["status"] in ("completed", "failed", "interrupted"):
+                return dict(found)
+
+    async def _events(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        patience, after = self._transport.patience(), 0
+        asked: dict[str, Any] = {"method": "POST", "path": path, "json": {**request, "stream": True}}
+        while True:
+            try:
+                async with self._transport.stream(**asked) as answer:
+                    patience.advanced()
+                    asked = {"method": "GET", "path": f"{INVOCATIONS}/{request['id']}/events"}
+                    async for frame in frames(answer.aiter_lines()):
+                        patience.advanced()
+                        if frame.name == "end":
+                            yield _end(frame.data)
+                            return
+                        after = frame.position or after
+                        yield frame.data
+                error: Exception = StoreUnavailable("the stream ended before the run did")
+            except (httpx.TransportError, StoreUnavailable) as broken:
+                error = broken
+            asked |= {"params": {"after": after}} if asked["method"] == "GET" else {}
+            await patience.wait(error)
+
+
+def _end(invocation: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: invocation.get(name) for name in ("output", "error", "interrupt", "usage")}
+    return ended(invocation["id"], invocation["status"], **fields)
+
+
+class SyncRemoteSession:
+    """A conversation for code without asyncio; every method blocks."""
+
+    def __init__(self, session: RemoteSession) -> None:
+        self._session = session
+
+    def run(self, input: Any, *, id: str | None = None, **options: Any) -> Reply:
+        return portal().call(self._session.run(input, id=id, **options))
+
+    def stream(self, input: Any, *, id: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._session.stream(input, id=id, **options))
+
+    def resume(self, *, id: str | None = None, **options: Any) -> Reply:
+        return portal().call(self._session.resume(id=id, **options))
+
+    def stream_resume(self, *, id: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._session.stream_resume(id=id, **options))
+
+    def resume_point(self) -> ResumePoint | None:
+        return portal().call(self._session.resume_point())

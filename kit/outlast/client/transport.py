@@ -1,0 +1,146 @@
+"""Requests that are repeated until they are answered, and problems as typed errors."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from outlast.core.errors import (
+    AgentResumeError,
+    Conflict,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    OutlastError,
+    SessionBusy,
+    StoreUnavailable,
+)
+
+FIRST_WAIT_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 5.0
+
+
+class ServerUnreachable(OutlastError):
+    """The server did not answer for as long as the client was told to try. Repeat the request with the same id."""
+
+    code = "server_unreachable"
+
+
+class UnexpectedAnswer(OutlastError):
+    """The server answered what a server of ours does not answer; `status` is the HTTP status."""
+
+    code = "unexpected_answer"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Patience:
+    """How long a request is tried again: `seconds` since it last got anywhere."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.advanced()
+
+    def advanced(self) -> None:
+        """Note that there was an answer: from now on the whole time is left again."""
+        self._tries, self._since = 0, asyncio.get_running_loop().time()
+
+    async def wait(self, error: Exception, retry_after: float = 0) -> None:
+        """Wait before the next try, longer each time. Raise ServerUnreachable when the time is over."""
+        pause = min(FIRST_WAIT_SECONDS * 2**self._tries, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1)
+        pause = max(pause, retry_after)
+        self._tries += 1
+        if asyncio.get_running_loop().time() - self._since + pause > self._seconds:
+            raise ServerUnreachable(f"the server did not answer for {self._seconds:g} s: {error}") from error
+        await asyncio.sleep(pause)
+
+
+class Transport:
+    """Sends requests that are safe to repeat: their ids make a repetition harmless."""
+
+    def __init__(self, http: httpx.AsyncClient, patience_seconds: float) -> None:
+        self.http = http
+        self._patience_seconds = patience_seconds
+
+    def patience(self) -> Patience:
+        return Patience(self._patience_seconds)
+
+    async def json(self, method: str, path: str, **request: Any) -> Any:
+        """Return the JSON of an answer, None for one without a body. Raises what the problem means."""
+        patience = self.patience()
+        while True:
+            try:
+                answer = await self.http.request(method, path, **request)
+            except httpx.TransportError as error:
+                await patience.wait(error)
+                continue
+            if (busy := _busy(answer)) is not None:
+                await patience.wait(busy, _retry_after(answer))
+                continue
+            _refuse(answer)
+            return answer.json() if answer.content else None
+
+    @asynccontextmanager
+    async def stream(self, method: str, path: str, **request: Any) -> AsyncIterator[httpx.Response]:
+        """Open one answer that is read as it comes. Raises what the problem means; nothing is repeated."""
+        async with self.http.stream(method, path, **request) as answer:
+            if answer.is_error:
+                await answer.aread()
+                if (busy := _busy(answer)) is not None:
+                    raise busy
+                _refuse(answer)
+            yield answer
+
+
+def _busy(answer: httpx.Response) -> StoreUnavailable | None:
+    """Return the error of an answer that means: not now."""
+    if answer.status_code not in (429, 502, 503, 504):
+        return None
+    return StoreUnavailable(f"the server answered {answer.status_code}: {_problem(answer).get('detail', 'not now')}")
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _problem(answer: httpx.Response) -> Mapping[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, Mapping) else {}
+
+
+def _refuse(answer: httpx.Response) -> None:
+    """Raise the error that an answer is."""
+    if answer.is_success:
+        return
+    problem = _problem(answer)
+    code, detail = str(problem.get("code", "")), str(problem.get("detail", ""))
+    if not code:
+        raise UnexpectedAnswer(
+            f"{answer.request.method} {answer.request.url.path} was answered {answer.status_code}; "
+            "is the base URL that of an outlast server?",
+            answer.status_code,
+        )
+    match answer.status_code:
+        case 404:
+            raise NotFound(detail, code=code)
+        case 410:
+            raise Gone(detail, code=code)
+        case 409 if code.startswith("resume_"):
+            raise AgentResumeError(code.removeprefix("resume_"), detail)
+        case 409 if code == SessionBusy.code:
+            raise SessionBusy(detail)
+        case 409:
+            raise Conflict(detail, code=code)
+        case 400 | 413 | 422:
+            raise InvalidRequest(detail, code=code, field=problem.get("field"))
+        case _:
+            raise UnexpectedAnswer(f"the server answered {answer.status_code}: {detail}", answer.status_code)
