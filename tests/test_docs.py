@@ -27,12 +27,14 @@ PROGRAMS = [
 def test_a_program_in_the_documentation_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "outlast_langgraph" in program:
         pytest.importorskip("langgraph")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTLAST_STORE", f"sqlite:///{tmp_path}/state.db")
     program = program.replace("asyncio.sleep(1)", "asyncio.sleep(0)")
     names: dict[str, Any] = {"__name__": "main"}
     exec(compile(program, "documentation", "exec"), names)  # noqa: S102 - our own documentation
     if isinstance(app := names.get("app"), DurableAgentServer):
-        input = "hello" if "outlast_langgraph" in program else {"order": "A1", "resume": "savings"}
+        adapted = "outlast_langgraph" in program or "Agent(" in program
+        input = "hello" if adapted else {"order": "A1", "resume": "savings"}
         with TestClient(app) as client:
             answer = client.post("/api/invocations", json={"id": str(uuid.uuid4()), "session_id": "s", "input": input})
         assert answer.json()["status"] == "completed", answer.text

@@ -13,6 +13,7 @@ from outlast.core.errors import (
     RunFailed,
 )
 from outlast.core.records import Interrupt
+from outlast.core.reply import Reply
 from outlast.engine import AgentHandlers, EngineSettings, InvocationContext
 from outlast.server import AgentLike, DurableAgentServer
 from outlast.store import Store
@@ -31,6 +32,7 @@ __all__ = [
     "LeaseLost",
     "OutcomeUnknown",
     "OutlastError",
+    "Reply",
     "RunFailed",
     "Store",
     "SyncAgentClient",

@@ -4,11 +4,11 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from outlast.core.errors import LeaseLost, NotFound
+from outlast.core.errors import LeaseLost, NotFound, StoreError
 from outlast.core.records import CallState, Invocation, Outcome, Request, Status
 from outlast.store import Store, invocations, journal, workers
 from outlast.store.migrate import migrate
-from outlast.store.statements import Connection
+from outlast.store.statements import Connection, Statement
 from outlast.store.writer import Call
 
 pytestmark = pytest.mark.anyio
@@ -258,3 +258,12 @@ async def test_a_deletion_whose_commit_has_an_unknown_outcome_succeeds(
     assert await store.read.invocation("local", run.id) is None
     with pytest.raises(NotFound):
         await store.delete("local", run.id, keep_ms=1000)
+
+
+async def test_a_read_that_the_database_refuses_is_an_error_and_is_not_waited_out(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store._call("", lambda connection: connection.send(Statement("ALTER TABLE {p}heads RENAME TO gone")))
+    with pytest.raises(StoreError, match="see the log"):
+        await store.read.head("s1", "")
+    assert "heads" in caplog.text

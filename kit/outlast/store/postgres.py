@@ -69,20 +69,21 @@ def _meaning_of_state(state: str) -> type[DatabaseError]:
     return Lost if state.startswith(_LOST) else Refused
 
 
-def _meaning(error: Exception) -> type[DatabaseError]:
+def meaning(error: Exception) -> type[DatabaseError]:
+    """Return what an error of the driver means."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return Lost if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else Refused
     return _meaning_of_state(state)
 
 
-_translated = translated(psycopg.Error, _meaning)
+_translated = translated(psycopg.Error, meaning)
 
 
 def _refusal(result: "pq.abc.PGresult") -> DatabaseError:
     state = result.error_field(DiagnosticField.SQLSTATE)
-    meaning = _meaning_of_state(state.decode()) if state else Lost
-    return meaning(result.get_error_message("utf-8"))
+    kind = _meaning_of_state(state.decode()) if state else Lost
+    return kind(result.get_error_message("utf-8"))
 
 
 @cache

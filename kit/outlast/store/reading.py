@@ -1,6 +1,7 @@
 """Reads, on pooled connections in threads of their own: no reader holds a connection while it waits."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import Engine, Select, and_, func, literal_column, or_, select
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outlast.core import jsontext
@@ -20,8 +21,11 @@ from outlast.store import invocations as life
 from outlast.store import items as histories
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
+from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
+
+logger = logging.getLogger("outlast.store")
 
 READERS = 4
 """Threads, and connections, that read."""
@@ -60,8 +64,9 @@ class Tail:
 class Reader:
     """Every read of the store."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, meaning: Callable[[Exception], type[DatabaseError]]) -> None:
+        """`meaning` says of an error of the driver whether the same read may succeed later."""
+        self._engine, self._meaning = engine, meaning
         self._closed = False
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
@@ -72,12 +77,16 @@ class Reader:
 
     async def _run(self, read: Callable[[PooledConnection], T], *, patient: bool = False) -> T:
         """Read in a thread; with `patient`, wait for a database that does not answer, as writes do."""
+        waited = False
         while True:
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
                 if not patient or self._closed:
                     raise
+                if not waited:
+                    logger.warning("%s: a run waits for it (%s)", error, error.__cause__)
+                waited = True
                 await asyncio.sleep(PATIENCE_SECONDS)
 
     def _read(self, read: Callable[[PooledConnection], T]) -> T:
@@ -88,12 +97,13 @@ class Reader:
                     return read(connection)
             except PoolTimeout as error:
                 raise StoreUnavailable("the store is too busy to be read; try again") from error
-            except OperationalError as error:
+            except DBAPIError as error:
+                if isinstance(error.orig, Exception) and self._meaning(error.orig) is Refused:
+                    logger.error("the database refused a read: %s", error.orig)
+                    raise StoreError("the database refused a read; see the log") from error
                 if last:
                     raise StoreUnavailable("the database cannot be read; try again") from error
                 self._engine.dispose()
-            except DBAPIError as error:
-                raise StoreError("the database refused a read; see the log") from error
         raise AssertionError("unreachable")
 
     async def invocation(self, principal: str, id: str) -> Invocation | None:

@@ -49,7 +49,8 @@ def prepare(connection: sqlite3.Connection, *, durable: bool) -> None:
     connection.execute(f"PRAGMA busy_timeout = {int(READ_BUSY_TIMEOUT_SECONDS * 1000)}")
 
 
-def _meaning(error: Exception) -> type[DatabaseError]:
+def meaning(error: Exception) -> type[DatabaseError]:
+    """Return what an error of the driver means."""
     code = getattr(error, "sqlite_errorcode", None)
     if not isinstance(code, int):
         return Lost if "closed database" in str(error) else Refused
@@ -58,7 +59,7 @@ def _meaning(error: Exception) -> type[DatabaseError]:
     return Lost if code & 0xFF in _LOST else Refused
 
 
-_translated = translated(sqlite3.Error, _meaning)
+_translated = translated(sqlite3.Error, meaning)
 
 
 def _size(rows: Rows) -> int:

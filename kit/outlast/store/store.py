@@ -19,7 +19,7 @@ from outlast.store.migrate import migrate
 from outlast.store.reading import READERS, Reader
 from outlast.store.sessions import SessionChanges
 from outlast.store.sqlite import SQLiteConnection
-from outlast.store.statements import Connection, Row
+from outlast.store.statements import Connection, DatabaseError, Row
 from outlast.store.url import StoreURL, parse
 from outlast.store.writer import Call, Writer, seen_once
 
@@ -37,7 +37,7 @@ class Store:
 
     def __init__(self, url: StoreURL, engine: Engine, writer: Writer) -> None:
         self.url = url
-        self.read = Reader(engine)
+        self.read = Reader(engine, _meaning(url))
         self.sessions = SessionChanges(self._call)
         self._engine = engine
         self._writer = writer
@@ -200,6 +200,14 @@ def _engine(url: StoreURL) -> Engine:
         sqlite.prepare(connection, durable=url.durable)
 
     return engine
+
+
+def _meaning(url: StoreURL) -> Callable[[Exception], type[DatabaseError]]:
+    if url.is_sqlite:
+        return sqlite.meaning
+    from outlast.store import postgres
+
+    return postgres.meaning
 
 
 def _connect(url: StoreURL) -> Connection:

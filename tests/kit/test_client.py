@@ -1,0 +1,219 @@
+"""The clients, against real servers: in a thread where nothing dies, in a process where it does."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from outlast import (
+    Agent,
+    AgentClient,
+    AgentResumeError,
+    DurableAgentServer,
+    InvocationContext,
+    RunFailed,
+    SyncAgentClient,
+)
+from outlast.client import ServerUnreachable, UnexpectedAnswer
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
+from outlast.testing._ports import free_port
+from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+from outlast.testing.serving import ServerProcess, ServerThread
+
+pytestmark = pytest.mark.anyio
+
+APP = Path(__file__).resolve().parent / "server_app.py"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def emitting(context: InvocationContext) -> Any:
+    """Emit as many events as the input says, or wait."""
+    if context.input == "wait":
+        await asyncio.sleep(30)
+    for number in range(context.input):
+        await context.emit({"n": number})
+    return {"text": "done"}
+
+
+@pytest.fixture
+def url(store_url: str) -> Iterator[str]:
+    script = ScriptedModel(
+        Say("One moment.", [ScriptedCall("add", {"a": 1, "b": 2})]), Say("Thr", stop_reason="length")
+    )
+    handwritten = DurableAgentServer(store=store_url)
+    handwritten.invoke(emitting)
+    brief = Agent(ScriptedModel("ok"))
+    agents = {"native": Agent(script, tools=[add]), "brief": brief, "plain": handwritten.agents.handwritten}
+    with ServerThread(DurableAgentServer(agents=agents, store=store_url)) as server:
+        yield server.url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[AgentClient]:
+    async with AgentClient(url, agent="native") as client:
+        yield client
+
+
+async def test_a_remote_session_is_used_like_a_local_one(client: AgentClient) -> None:
+    # BR-15, over HTTP
+    chat = client.session("a/b")
+    events = [event async for event in chat.stream("1+2?")]
+    assert (events[-1]["reply"].text, events[-1]["reply"].stop_reason) == ("Thr", "length")
+    assert "agent.tool.finished" in [event["type"] for event in events]
+    point = await chat.resume_point()
+    assert point is not None
+    assert point.kind == "continue_response"
+    assert (await chat.resume()).text == "Thr"
+
+
+async def test_what_is_complete_is_not_resumed(url: str) -> None:
+    async with AgentClient(url, agent="brief") as client:
+        chat = client.session("s")
+        assert (await chat.run("hi")).text == "ok"
+        assert await chat.resume_point() is None
+        with pytest.raises(AgentResumeError) as caught:
+            await chat.resume()
+        assert caught.value.reason == "completed"
+
+
+def test_every_method_works_without_asyncio(url: str) -> None:
+    with SyncAgentClient(url, agent="native") as client:
+        chat = client.session("s")
+        assert chat.run("1+2?").text == "Thr"
+        assert chat.resume_point() is not None
+        assert list(chat.stream_resume())[-1]["type"] == "agent.run.finished"
+        reply = list(chat.stream("again"))[-1]["reply"]
+        assert client.get(reply.invocation_id)["status"] == "completed"
+        assert client.cancel(reply.invocation_id)["status"] == "completed"
+
+
+async def test_the_same_id_is_the_same_run(client: AgentClient) -> None:
+    chat, id = client.session("s"), str(uuid.uuid4())
+    assert await chat.run("a", id=id) == await chat.run("a", id=id)
+    with pytest.raises(Conflict) as caught:
+        await chat.run("b", id=id)
+    assert caught.value.code == "idempotency_conflict"
+
+
+async def test_wrong_requests_raise_what_they_are(client: AgentClient, url: str) -> None:
+    with pytest.raises(InvalidRequest) as invalid:
+        await client.session("\x00").run("a")
+    assert invalid.value.field == "session_id"
+    with pytest.raises(NotFound):
+        await client.get(str(uuid.uuid4()))
+    with pytest.raises(NotFound):
+        await client.session("nobody").resume()
+    with pytest.raises(RunFailed) as failed:
+        await client.session("s").run({"what": 1})
+    assert failed.value.code == "invalid_input"
+    async with AgentClient(url, agent="plain") as plain:
+        with pytest.raises(Conflict) as other:
+            await plain.session("s").run(1)
+    assert other.value.code == "session_of_other_agent"
+    async with AgentClient(f"{url}/elsewhere") as lost:
+        with pytest.raises(NotFound):
+            await lost.session("s").run("a")
+
+
+async def test_a_session_that_is_busy_says_so(url: str) -> None:
+    async with AgentClient(url, agent="plain") as client:
+        chat, id = client.session("s"), str(uuid.uuid4())
+        waiting = asyncio.create_task(chat.run("wait", id=id))
+        while True:
+            try:
+                assert (await client.get(id))["status"] == "running"
+                break
+            except NotFound:
+                await asyncio.sleep(0.01)
+        with pytest.raises(SessionBusy):
+            await chat.run(1, on_active="reject")
+        with pytest.raises(SessionBusy):
+            await chat.resume_point()
+        await client.cancel(id)
+        with pytest.raises(RunFailed) as caught:
+            await waiting
+        assert caught.value.code == "cancelled"
+
+
+class OneFrameAtATime(httpx.AsyncHTTPTransport):
+    """Breaks every stream after one frame more than its opening."""
+
+    requests = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        answer = await super().handle_async_request(request)
+        if "event-stream" not in answer.headers["content-type"]:
+            return answer
+        body: Any = answer.stream
+
+        class Cut(httpx.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                seen = b""
+                async for chunk in body:
+                    seen += chunk
+                    frames = seen.split(b"\n\n")
+                    if len(frames) > 2:
+                        yield b"\n\n".join(frames[:2]) + b"\n\n" + frames[2][:5]
+                        raise httpx.ReadError("cut")
+                yield seen
+
+            async def aclose(self) -> None:
+                await body.aclose()
+
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=Cut(), request=request)
+
+
+async def test_a_stream_that_is_cut_after_every_frame_loses_and_repeats_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.client.transport.FIRST_WAIT_SECONDS", 0.001)
+    transport = OneFrameAtATime()
+    async with AgentClient(agent="plain", http=httpx.AsyncClient(base_url=url, transport=transport)) as client:
+        events = [event async for event in client.session().stream(50)]
+    assert [event.get("n") for event in events] == [*range(50), None]
+    assert transport.requests > 50
+
+
+async def test_a_server_that_is_killed_and_started_again_is_waited_out(tmp_path: Path) -> None:
+    server = ServerProcess.serving(f"{APP}:app", f"sqlite:///{tmp_path / 'state.db'}", log=tmp_path / "log")
+    await asyncio.to_thread(server.start)
+    async with AgentClient(server.url, patience=60) as client:
+        input = {"events": 20, "every": 0.1}
+        events = client.session("s").stream(input)
+        seen = [await anext(events) for _ in range(3)]
+        running = asyncio.create_task(client.session("t").run({"sleep": 2}))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(server.kill)
+        with server:
+            seen += [event async for event in events]
+            assert [event.get("number") for event in seen] == [*range(1, 21), None]
+            assert seen[-1]["output"] == {"input": input, "attempt": 2}
+            assert (await running).output["input"] == {"sleep": 2}
+
+
+async def test_a_server_that_is_not_there_is_given_up(tmp_path: Path) -> None:
+    async with AgentClient(f"http://127.0.0.1:{free_port()}", patience=0.3) as client:
+        with pytest.raises(ServerUnreachable, match=r"for 0\.3 s"):
+            await client.session("s").run("a")
+        with pytest.raises(ServerUnreachable):
+            _ = [event async for event in client.session("s").stream("a")]
+
+
+async def test_something_else_at_the_address_is_named() -> None:
+    async def elsewhere(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"<html>"})
+
+    with ServerThread(elsewhere, lifespan="off") as server:
+        async with AgentClient(server.url) as client:
+            with pytest.raises(UnexpectedAnswer, match="is the base URL that of an outlast server"):
+                await client.session("s").run("a")
