@@ -216,6 +216,19 @@ def test_ctrl_c_is_a_clean_end_too(make: Make) -> None:
     assert server.wait() == 0, server.log.read_text()
 
 
+def test_asked_a_second_time_the_server_waits_for_no_run(make: Make) -> None:
+    leaving = make(TEST_DRAIN="60")
+    id = post(leaving, sleep=50).json()["id"]
+    until(lambda: run_of(leaving, id)["status"] == "running")
+    os.kill(leaving.pid, signal.SIGINT)
+    begin = time.monotonic()
+    # One Ctrl-C may arrive twice, so that the second must come a second later.
+    until(lambda: time.monotonic() - begin > 1.2)
+    os.kill(leaving.pid, signal.SIGINT)
+    assert leaving.wait(25) == 0, leaving.log.read_text()
+    assert final(make(), id)["output"]["attempt"] == 2
+
+
 # BR-27, BR-47
 @pytest.mark.slow
 def test_a_stream_that_a_deploy_ends_goes_on_elsewhere(make: Make) -> None:

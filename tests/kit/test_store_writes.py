@@ -172,3 +172,11 @@ async def test_a_statement_that_can_never_work_fails_alone_and_is_not_tried_for_
     with pytest.raises(StoreError):
         await asyncio.wait_for(bad, 10)
     assert await store.read.last_position(run.number) == 1
+
+
+async def test_an_operation_that_breaks_the_writer_fails_alone_and_the_writer_goes_on(
+    store: Store, make_request: Make
+) -> None:
+    with pytest.raises(StoreError):
+        await store.accept(None, lease=False)  # type: ignore[arg-type]  # what the writer does not expect
+    assert (await store.accept(make_request("s"), lease=True)).created

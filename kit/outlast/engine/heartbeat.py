@@ -137,8 +137,9 @@ class Heartbeat(threading.Thread):
             connection.close()
 
     def _beat(self, connection: Connection) -> None:
+        worker = self.worker  # another one may be registered meanwhile
         connection.begin()
-        alive = workers.beat(connection, id=self.worker, stalled=self.stalled)
+        alive = workers.beat(connection, id=worker, stalled=self.stalled)
         connection.commit()
         self._beats += 1
         if alive:
@@ -146,7 +147,7 @@ class Heartbeat(threading.Thread):
             self.confirmed_at = time.monotonic()
             self._listener.beat_confirmed()
         else:
-            self._listener.worker_lost(self.worker)
+            self._listener.worker_lost(worker)
 
     def _forget_what_was_seen_before_a_gap(self) -> None:
         """While this worker could not write, the others may not have been able to either."""
@@ -165,7 +166,7 @@ class Heartbeat(threading.Thread):
         self.others = sum(row.id != self.worker for row in rows)
         for row in rows:
             if row.id != self.worker and (reason := self._dead(row)) is not None:
-                self._take_over(connection, row, reason)
+                self._try_take_over(connection, row, reason)
         self._seen = {row.id: self._seen[row.id] for row in rows if row.id in self._seen}
         self._end_overdue(connection, asked)
 
@@ -180,6 +181,13 @@ class Heartbeat(threading.Thread):
             return None
         silent = now - seen.since
         return f"it did not beat for {silent:.1f} s" if silent > self._settings.dead_after else None
+
+    def _try_take_over(self, connection: Connection, row: WorkerRow, reason: str) -> None:
+        """Take over one dead worker. While a transaction of its is open it is left to the next round; others are not."""
+        try:
+            self._take_over(connection, row, reason)
+        except Again:
+            connection.rollback()
 
     def _take_over(self, connection: Connection, row: WorkerRow, reason: str) -> None:
         faults.reach("takeover.begin")

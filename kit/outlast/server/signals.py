@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENT_SIGNALS = 2
+"""The first begins a shutdown, the second shortens it; the next ones are the web server's, which then waits for nothing."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -43,10 +45,14 @@ def watched(on_shutdown: Callable[[], None], *, longest_seconds: float) -> Itera
 
 
 def _chained(before: Handler, on_shutdown: Callable[[], None], longest_seconds: float) -> Handler:
+    asked = 0
+
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
         on_shutdown()
         server = getattr(before, "__self__", None)
-        if getattr(server, "should_exit", None) is not False:
+        if not hasattr(server, "should_exit") or asked > PATIENT_SIGNALS:
             before(number, frame)
             return
         # A uvicorn server. Its own handler would raise the signal again after a clean shutdown, so that the process

@@ -102,7 +102,7 @@ class Writer:
         while not stopped:
             items, stopped = self._take()
             while items:
-                items = self._round(items)
+                items = self._round_or_errors(items)
         self._connection.close()
 
     def _take(self) -> tuple[list[_Item], bool]:
@@ -115,6 +115,17 @@ class Writer:
             if len(items) >= BATCH_LIMIT or self._queue.empty():
                 return items, False
             next_ = self._queue.get()
+
+    def _round_or_errors(self, items: list[_Item]) -> list[_Item]:
+        """Do a round; whatever goes wrong in it, everybody gets an answer and the thread goes on."""
+        try:
+            return self._round(items)
+        except Exception:
+            logger.exception("a round of writes failed")
+            self._connection.rollback()
+            error = StoreError("the store operation failed; see the log")
+            self._deliver_soon([(operation, future, error) for operation, future in items])
+            return []
 
     def _round(self, items: list[_Item]) -> list[_Item]:
         """Do one transaction of grouped operations, then every call; return what must wait for the next round."""
