@@ -21,7 +21,7 @@ from outlast import (
 from outlast.client import ServerUnreachable, UnexpectedAnswer
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
 from outlast.testing._ports import free_port
-from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerProcess, ServerThread
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ def url(store_url: str) -> Iterator[str]:
     )
     handwritten = DurableAgentServer(store=store_url)
     handwritten.invoke(emitting)
-    brief = Agent(ScriptedModel("ok"))
+    brief = Agent(ScriptedModel(Script("One two three", delay_seconds=0.2)))
     agents = {"native": Agent(script, tools=[add]), "brief": brief, "plain": handwritten.agents.handwritten}
     with ServerThread(DurableAgentServer(agents=agents, store=store_url)) as server:
         yield server.url
@@ -77,7 +77,7 @@ async def test_a_remote_session_is_used_like_a_local_one(client: AgentClient) ->
 async def test_what_is_complete_is_not_resumed(url: str) -> None:
     async with AgentClient(url, agent="brief") as client:
         chat = client.session("s")
-        assert (await chat.run("hi")).text == "ok"
+        assert (await chat.run("hi")).text == "One two three"
         assert await chat.resume_point() is None
         with pytest.raises(AgentResumeError) as caught:
             await chat.resume()
@@ -141,6 +141,23 @@ async def test_a_session_that_is_busy_says_so(url: str) -> None:
         with pytest.raises(RunFailed) as caught:
             await waiting
         assert caught.value.code == "cancelled"
+
+
+async def test_a_run_that_was_stopped_says_when_and_what_was_said(url: str) -> None:
+    async with AgentClient(url, agent="brief") as client:
+        chat, end = client.session("s"), dict[str, Any]()
+        async for event in chat.stream("hi"):
+            if event["type"] == "agent.part.delta":
+                await chat.cancel()
+            end = event
+        assert end["error"]["code"] == "cancelled"
+        assert not await chat.cancel()
+        point = await chat.resume_point()
+    assert point is not None
+    assert (point.kind, point.cause) == ("call_model", "cancelled")
+    assert point.partial_text is not None
+    assert "One two three".startswith(point.partial_text)
+    assert point.interrupted_at is not None
 
 
 class OneFrameAtATime(httpx.AsyncHTTPTransport):

@@ -213,7 +213,8 @@ async def test_an_answer_that_broke_off_fails_the_run_and_is_asked_for_again_on_
     assert caught.value.code in ("provider_error", "provider_unavailable")
     point = await chat.resume_point()
     assert point is not None
-    assert point.kind == "call_model"
+    assert (point.kind, point.cause, point.partial_text) == ("call_model", "provider_error", "half")
+    assert point.interrupted_at is not None
     assert (await chat.resume()).text == "whole"
     assert await history(local) == [("user", "q"), ("assistant", "whole")]
     assert await chat.resume_point() is None

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from outlast.adapters.history import History
+from outlast.adapters.interruption import explained
 from outlast.adapters.local import LocalStore
 from outlast.adapters.recovery import Result, Turn, recover_message, recover_resume
 from outlast.adapters.run import CURRENT_RUN, Run
@@ -53,7 +54,7 @@ class DurableAgent(ABC):
         history = await History.of_session(store, principal, session_id)
         if history is None:
             raise AgentResumeError("empty")
-        return await self.require_resume_point(history)
+        return await explained(store, principal, session_id, await self.require_resume_point(history))
 
     def handlers(self) -> AgentHandlers:
         """Return the functions the engine calls."""

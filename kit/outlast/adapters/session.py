@@ -88,6 +88,14 @@ class ChatSession:
         except AgentResumeError:
             return None
 
+    async def cancel(self) -> bool:
+        """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""
+        engine = await self._local.engine(self._agent)
+        found = await self._unfinished(engine.store)
+        if found is not None:
+            await engine.cancel(PRINCIPAL, found.id)
+        return found is not None
+
     async def _accept(self, engine: Engine, kind: Kind, input: Any, id: str, wait: float) -> Invocation:
         request = Request.of(
             principal=PRINCIPAL, id=id, session_id=self.id, agent=self._agent.name, input=input, kind=kind,
@@ -167,6 +175,9 @@ class SyncChatSession:
 
     def resume_point(self) -> ResumePoint | None:
         return portal().call(self._session.resume_point())
+
+    def cancel(self) -> bool:
+        return portal().call(self._session.cancel())
 
     def close(self) -> None:
         """Close the session's store for code without asyncio."""

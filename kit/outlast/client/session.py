@@ -59,6 +59,13 @@ class RemoteSession:
             raise SessionBusy(f"invocation {found['active']} of this session is not final")
         return None if found["point"] is None else point_of_json(found["point"])
 
+    async def cancel(self) -> bool:
+        """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""
+        active = (await self._transport.json("GET", self._path()))["active"]
+        if active is not None:
+            await self._transport.json("POST", f"{INVOCATIONS}/{active}/cancel")
+        return active is not None
+
     @property
     def sync(self) -> "SyncRemoteSession":
         """The same methods for code without asyncio."""
@@ -129,3 +136,6 @@ class SyncRemoteSession:
 
     def resume_point(self) -> ResumePoint | None:
         return portal().call(self._session.resume_point())
+
+    def cancel(self) -> bool:
+        return portal().call(self._session.cancel())
