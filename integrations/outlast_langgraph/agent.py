@@ -26,6 +26,7 @@ class LangGraphAgent(DurableAgent):
     """
 
     framework = "langgraph"
+    history = "checkpoints"
 
     def __init__(
         self,

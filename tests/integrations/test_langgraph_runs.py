@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("langchain")
 
+from fastapi.testclient import TestClient
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage
@@ -21,6 +22,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
+from outlast import DurableAgentServer
 from outlast.adapters import LocalStore, current_tool_call, open_store
 from outlast.core.errors import AgentResumeError, RunFailed, SessionBusy
 from outlast.core.resume import ResumeKind
@@ -418,3 +420,14 @@ def test_memory_checkpointer_is_replaced(store_url: str, caplog: pytest.LogCaptu
 def test_command_line_recognises_compiled_graphs_only() -> None:
     assert isinstance(recognise(create_agent(model("x"), [])), LangGraphAgent)
     assert recognise(object()) is None
+
+
+def test_items_of_a_session_that_is_kept_as_checkpoints_are_not_changed(store_url: str) -> None:
+    with TestClient(DurableAgentServer(talker(), store=store_url)) as client:
+        client.post("/api/sessions", json={"id": "s"})
+        refused = [
+            client.post("/api/sessions/s/items", json={"items": [{"role": "user", "content": "hi"}]}),
+            client.post("/api/sessions/s/items/pop"),
+            client.delete("/api/sessions/s/items"),
+        ]
+    assert [(one.status_code, one.json()["code"]) for one in refused] == [(409, "unsupported_for_agent")] * 3

@@ -194,7 +194,8 @@ async def test_a_stream_that_is_cut_after_every_frame_loses_and_repeats_nothing(
 ) -> None:
     monkeypatch.setattr("outlast.client.transport.FIRST_WAIT_SECONDS", 0.001)
     transport = OneFrameAtATime()
-    async with AgentClient(agent="plain", http=httpx.AsyncClient(base_url=url, transport=transport)) as client:
+    async with httpx.AsyncClient(base_url=url, transport=transport) as http:
+        client = AgentClient(agent="plain", http=http)
         events = [event async for event in client.session().stream(50)]
     assert [event.get("n") for event in events] == [*range(50), None]
     assert transport.requests > 50

@@ -102,6 +102,8 @@ async def test_a_turn_with_tools_is_stored_and_told(local: LocalStore) -> None:
         ("assistant", "Done."),
     ]
     check_log(events[:-1], reply.messages)
+    inputs = [event["input"] for event in events if event["type"] == "agent.tool.started"]
+    assert sorted(map(str, inputs)) == ["{'a': 1}", "{'name': 'ann'}", "{}"]
 
 
 async def test_the_next_turn_knows_the_one_before(local: LocalStore) -> None:
@@ -142,6 +144,16 @@ async def test_a_tool_that_raises_is_told_to_the_model(
     agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("pay")]), "sorry"), tools=[pay])
     assert (await agent.session("s", store=local).run("pay")).text == "sorry"
     assert ("tool", told) in await history(local)
+
+
+async def test_a_result_that_no_model_would_read_is_an_error(local: LocalStore) -> None:
+    def read() -> str:
+        return "x" * 2_000_000
+
+    agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("read")]), "sorry"), tools=[read])
+    reply = await agent.session("s", store=local).run("read")
+    assert "2000000 characters" in reply.messages[1]["content"]
+    assert reply.messages[1]["failed"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Protocol
+from typing import Literal, Protocol
 
 from outlast.adapters.history import History
 from outlast.adapters.interruption import explained
@@ -33,6 +33,8 @@ class DurableAgent(ABC):
     """The base of the wrappers users hold. A framework's adapter says what a turn of it is; the rest is here."""
 
     framework: str
+    history: Literal["items", "checkpoints"] = "items"
+    """Where the framework keeps conversations: in the session's items, or in checkpoints of its own."""
 
     def __init__(self, *, name: str, rerun_safe: Collection[str] = (), config_keys: Collection[str] = ()) -> None:
         self.name = name

@@ -32,6 +32,7 @@ class AgentClient:
         http: httpx.AsyncClient | None = None,
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._owned = http is None
         self._http = http or httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
         self._transport = Transport(self._http, patience)
         self._agent = agent
@@ -51,7 +52,9 @@ class AgentClient:
         return found
 
     async def close(self) -> None:
-        await self._http.aclose()
+        """Close the connections; those of a client of your own stay open."""
+        if self._owned:
+            await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self

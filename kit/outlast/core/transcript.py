@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from outlast.core.errors import InvalidRequest
 
@@ -113,27 +113,40 @@ class Message:
     @classmethod
     def of_json(cls, value: Any) -> "Message":
         """Read the stored form. Raise InvalidRequest that names what is wrong in it."""
-        known = isinstance(value, Mapping) and value.get("role") in set(Role) and "content" in value
-        content = value["content"] if known else None
-        if not known or not (content is None or isinstance(content, str) or _are_parts(content)):
-            raise InvalidRequest("a message has a role and content", code="invalid_message", field="role")
-        role = Role(value["role"])
-        call_id = value.get("tool_call_id")
+        if not isinstance(value, Mapping) or _of(Role, value.get("role")) is None:
+            raise _wrong("role", f"a message is an object with a role: {', '.join(Role)}")
+        role, content, call_id = Role(value["role"]), value.get("content"), value.get("tool_call_id")
+        if not (content is None or isinstance(content, str) or _are_parts(content)):
+            raise _wrong("content", "content is text or a list of parts with a type")
         if role is Role.TOOL and not isinstance(call_id, str):
-            raise InvalidRequest("a tool message names its call", code="invalid_message", field="tool_call_id")
-        stop = value.get("stop_reason", "tool_calls" if value.get("tool_calls") else "stop")
-        usage = value.get("usage")
+            raise _wrong("tool_call_id", "a tool message names its call")
+        calls = value.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise _wrong("tool_calls", "tool_calls is a list")
+        stop = value.get("stop_reason", StopReason.TOOL_CALLS if calls else StopReason.STOP)
+        usage, model = value.get("usage"), value.get("model")
         return cls(
             role,
             content or "",
-            tuple(_call_of(call) for call in value.get("tool_calls") or ()),
-            call_id,
+            tuple(_call_of(call) for call in calls),
+            call_id if isinstance(call_id, str) else None,
             value.get("failed") is True,
-            StopReason(stop) if stop in set(StopReason) else StopReason.UNKNOWN,
+            _of(StopReason, stop) or StopReason.UNKNOWN,
             str(value.get("reasoning") or ""),
-            value.get("model"),
+            model if isinstance(model, str) else None,
             dict(usage) if isinstance(usage, Mapping) else {},
         )
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def _of(kind: type[E], value: Any) -> E | None:
+    return kind(value) if isinstance(value, str) and value in set(kind) else None
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_message", field=field)
 
 
 def _are_parts(content: Any) -> bool:
@@ -144,14 +157,13 @@ def _are_parts(content: Any) -> bool:
 
 def _call_of(value: Any) -> MessageCall:
     """Read a call: ours, or one in the form of OpenAI's chat completions."""
-    call = value.get("function", value) if isinstance(value, Mapping) else {}
-    id, name, arguments = (
-        value.get("id") if isinstance(value, Mapping) else None,
-        call.get("name"),
-        call.get("arguments"),
-    )
+    if not isinstance(value, Mapping):
+        raise _wrong("tool_calls", "a tool call is an object")
+    function = value.get("function")
+    called = function if isinstance(function, Mapping) else value
+    id, name, arguments = value.get("id"), called.get("name"), called.get("arguments")
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
-        raise InvalidRequest("a tool call has an id, a name and arguments", code="invalid_message", field="tool_calls")
+        raise _wrong("tool_calls", "a tool call has an id, a name, and arguments as text")
     return MessageCall(id, name, arguments)
 
 

@@ -25,6 +25,7 @@ from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
 from outlast.server.runtime import Runtime
 from outlast.sessions import Session, SessionItem, SessionStore
+from outlast.store.sessions import kept_as_checkpoints
 from outlast.wires.native import accept, project
 
 
@@ -116,6 +117,7 @@ class Sessions:
         )
 
     async def append(self, request: Request) -> Response:
+        await self._refuse_checkpoints(request)
         fields = await self._fields(request, "items", "key")
         items = fields.get("items")
         if not isinstance(items, list):
@@ -124,10 +126,12 @@ class Sessions:
         return json_answer(project.page([_item(one) for one in stored], None), 201)
 
     async def pop(self, request: Request) -> Response:
+        await self._refuse_checkpoints(request)
         popped = await self._store(request).pop(_id(request))
         return json_answer(f'{{"item":{"null" if popped is None else _item(popped)}}}')
 
     async def clear(self, request: Request) -> Response:
+        await self._refuse_checkpoints(request)
         removed = await self._store(request).clear(_id(request))
         return json_answer(jsontext.encode({"removed": removed}))
 
@@ -198,6 +202,12 @@ class Sessions:
         if point is None:
             raise AgentResumeError("completed")
         return point
+
+    async def _refuse_checkpoints(self, request: Request) -> None:
+        """Refuse items that the session's agent would never read."""
+        session = await self._store(request).get(_id(request))
+        if getattr(self._server.agents.by_name().get(session.agent), "history", "items") == "checkpoints":
+            raise kept_as_checkpoints(session.agent)
 
     def _store(self, request: Request) -> SessionStore:
         return SessionStore(self._server.runtime().store, principal=caller(request).principal)

@@ -192,10 +192,14 @@ def _free(connection: Connection, principal: str, id: str) -> StoredSession:
 
 def _refuse_checkpoints(connection: Connection, found: StoredSession) -> None:
     if query(connection, _CHECKPOINTED, scope=found.scope):
-        raise Conflict(
-            f"the agent {found.agent!r} keeps this session's history as checkpoints, not as items",
-            code="unsupported_for_agent",
-        )
+        raise kept_as_checkpoints(found.agent)
+
+
+def kept_as_checkpoints(agent: str) -> Conflict:
+    """Return the error of changing the items of a session whose history is elsewhere."""
+    return Conflict(
+        f"the agent {agent!r} keeps this session's history as checkpoints, not as items", code="unsupported_for_agent"
+    )
 
 
 def _create(

@@ -37,6 +37,9 @@ from outlast.core.transcript import Message, MessageCall, Role, StopReason
 RETRY_SECONDS = 0.5
 """Before a failed model call is repeated for the first time; doubled each time."""
 
+LONGEST_RESULT = 1_000_000
+"""Characters of a tool's result; it is stored several times, and no model would read more."""
+
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NUDGES = {ResumeKind.RETRY_RESPONSE: RETRY_TEXT, ResumeKind.CONTINUE_RESPONSE: CONTINUE_TEXT}
 
@@ -230,7 +233,9 @@ class NativeTurn:
                 answered.remove(call.id)
                 continue
             left.append(
-                ToolCall.of(items.stored[asked].id, index, call_id=call.id, name=call.name, arguments=call.arguments)
+                ToolCall.of(
+                    items.stored[asked].id, index, call_id=call.id, name=call.name, arguments=_parsed(call.arguments)
+                )
             )
         return left
 
@@ -258,7 +263,7 @@ class NativeTurn:
             return Outcome("error", f"there is no tool {call.name!r}")
         try:
             text = call.arguments if isinstance(call.arguments, str) else jsontext.encode(call.arguments)
-            return Outcome("ok", await tool.run(text))
+            return _within_bounds(await tool.run(text))
         except asyncio.CancelledError as error:
             # Tools raise it by themselves, too: an inner timeout, a client that was closed.
             task = asyncio.current_task()
@@ -269,7 +274,7 @@ class NativeTurn:
             return Outcome("error", str(error))
         except LeaseLost:
             raise
-        except Exception as error:  # noqa: BLE001 - the model is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told, and no tool ends the server
             return Outcome("error", f"{type(error).__name__}: {error}")
 
     async def _closed(self, call: ToolCall) -> Message:
@@ -335,6 +340,12 @@ def _parsed(arguments: str) -> Any:
 
 def _joined(before: CallDelta, delta: CallDelta) -> CallDelta:
     return CallDelta(delta.index, before.arguments + delta.arguments, before.id or delta.id, before.name or delta.name)
+
+
+def _within_bounds(text: str) -> Outcome:
+    if len(text) > LONGEST_RESULT:
+        return Outcome("error", f"the result has {len(text)} characters; a model is told at most {LONGEST_RESULT}")
+    return Outcome("ok", text)
 
 
 def _result_of(call: ToolCall, outcome: Outcome) -> Message:
