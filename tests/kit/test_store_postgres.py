@@ -20,8 +20,8 @@ TIMES_UNTIL_PREPARED = 5
 """By a cursor of the driver; the store prepares at the first use."""
 MANY = 2000
 FILL_SESSIONS = """
-    INSERT INTO outlast.sessions (principal, id, agent, created_at, last_activity)
-    SELECT 'local', 'filling ' || n, 'a', 0, 0 FROM generate_series(1, %s) n
+    INSERT INTO outlast.sessions (principal, id, agent, actor_id, created_at, last_activity)
+    SELECT 'local', 'filling ' || n, 'a', 'local', 0, 0 FROM generate_series(1, %s) n
 """
 FILL_INVOCATIONS = """
     INSERT INTO outlast.invocations (principal, id, session_number, agent, kind, fingerprint, input, config, metadata,

@@ -120,6 +120,10 @@ class Message:
             raise _wrong("content", "content is text or a list of parts with a type")
         if role is Role.TOOL and not isinstance(call_id, str):
             raise _wrong("tool_call_id", "a tool message names its call")
+        if role is Role.TOOL:
+            return cls(role, content or "", call_id=call_id, failed=value.get("failed") is True)
+        if role is not Role.ASSISTANT:
+            return cls(role, content or "")
         calls = value.get("tool_calls") or []
         if not isinstance(calls, list):
             raise _wrong("tool_calls", "tool_calls is a list")
@@ -129,12 +133,10 @@ class Message:
             role,
             content or "",
             tuple(_call_of(call) for call in calls),
-            call_id if isinstance(call_id, str) else None,
-            value.get("failed") is True,
-            _of(StopReason, stop) or StopReason.UNKNOWN,
-            str(value.get("reasoning") or ""),
-            model if isinstance(model, str) else None,
-            dict(usage) if isinstance(usage, Mapping) else {},
+            stop=_of(StopReason, stop) or StopReason.UNKNOWN,
+            reasoning=str(value.get("reasoning") or ""),
+            model=model if isinstance(model, str) and model else None,
+            usage=dict(usage) if isinstance(usage, Mapping) else {},
         )
 
 
