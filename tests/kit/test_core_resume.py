@@ -4,24 +4,24 @@ import pytest
 
 from outlast.core.errors import AgentResumeError
 from outlast.core.resume import ResumeKind, find_resume_point, require_resume_point
-from outlast.core.transcript import CallRequest, Entry, Role, StopReason
+from outlast.core.transcript import CallRequest, Message, Role, StopReason
 
-USER = Entry(Role.USER, "hi")
-INTERNAL = Entry(Role.INTERNAL, "go on")
-EMPTY = Entry(Role.ASSISTANT, "")
-
-
-def said(text: str = "done", stop: StopReason = StopReason.STOP) -> Entry:
-    return Entry(Role.ASSISTANT, text, stop=stop)
+USER = Message(Role.USER, "hi")
+INTERNAL = Message(Role.INTERNAL, "go on")
+EMPTY = Message(Role.ASSISTANT, "")
 
 
-def asked(*ids: str, approval: bool = False) -> Entry:
-    calls = tuple(CallRequest(id, "t", approval) for id in ids)
-    return Entry(Role.ASSISTANT, calls=calls, stop=StopReason.TOOL_CALLS)
+def said(text: str = "done", stop: StopReason = StopReason.STOP) -> Message:
+    return Message(Role.ASSISTANT, text, stop=stop)
 
 
-def result(id: str) -> Entry:
-    return Entry(Role.TOOL, "42", call_id=id)
+def asked(*ids: str, approval: bool = False) -> Message:
+    calls = tuple(CallRequest(id, "t", awaits_approval=approval) for id in ids)
+    return Message(Role.ASSISTANT, calls=calls, stop=StopReason.TOOL_CALLS)
+
+
+def result(id: str) -> Message:
+    return Message(Role.TOOL, "42", call_id=id)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def result(id: str) -> Entry:
         ([USER, asked("c1", approval=True)], ResumeKind.AWAIT_APPROVAL),
     ],
 )
-def test_resume_point(entries: list[Entry], kind: ResumeKind) -> None:
+def test_resume_point(entries: list[Message], kind: ResumeKind) -> None:
     point = find_resume_point(entries)
     assert point is not None
     assert point.kind is kind
@@ -64,7 +64,7 @@ def test_resume_point(entries: list[Entry], kind: ResumeKind) -> None:
         ([USER, asked("c1", "c1")], "malformed"),
     ],
 )
-def test_nothing_to_resume(entries: list[Entry], reason: str) -> None:
+def test_nothing_to_resume(entries: list[Message], reason: str) -> None:
     assert find_resume_point(entries) is None
     with pytest.raises(AgentResumeError) as caught:
         require_resume_point(entries)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from outlast.core.errors import AgentResumeError
-from outlast.core.transcript import CallRequest, Entry, Role, StopReason, Transcript, open_calls
+from outlast.core.transcript import CallRequest, Message, Role, StopReason, Transcript, open_calls
 
 INTERRUPTED_RESULT = (
     "The process stopped while this call was under way. The call may have finished, finished in part, or never begun, "
@@ -92,7 +92,7 @@ def _judge(transcript: Transcript) -> ResumePoint | str:
     return _judge_calls(entries)
 
 
-def _judge_calls(entries: list[Entry]) -> ResumePoint | str:
+def _judge_calls(entries: list[Message]) -> ResumePoint | str:
     """The history ends with tool calls or with results of some of them."""
     asked = max((index for index, entry in enumerate(entries) if entry.role is Role.ASSISTANT), default=None)
     if asked is None:
@@ -102,14 +102,14 @@ def _judge_calls(entries: list[Entry]) -> ResumePoint | str:
     unique = len(set(ids)) == len(ids) and len(set(results)) == len(results)
     if not unique or not set(results) <= set(ids):
         return "malformed"
-    left = tuple(open_calls(entries))
+    left = tuple(open_calls(entries).values())
     if not left:
         return ResumePoint(ResumeKind.CALL_MODEL)
     waiting = any(call.awaits_approval for call in left)
     return ResumePoint(ResumeKind.AWAIT_APPROVAL if waiting else ResumeKind.RECOVER_TOOLS, left)
 
 
-def _judge_response(entries: list[Entry], last: Entry) -> ResumePoint | str:
+def _judge_response(entries: list[Message], last: Message) -> ResumePoint | str:
     match last.stop:
         case StopReason.PAUSED:
             return ResumePoint(ResumeKind.CALL_MODEL)
@@ -126,7 +126,7 @@ def _judge_response(entries: list[Entry], last: Entry) -> ResumePoint | str:
     return "completed" if last.text or _empty_before(entries) else ResumePoint(ResumeKind.RETRY_RESPONSE)
 
 
-def _empty_before(entries: list[Entry]) -> bool:
+def _empty_before(entries: list[Message]) -> bool:
     """Say whether the response before the last one was empty too: then the model has nothing to say."""
     said = [entry for entry in entries if entry.role is Role.ASSISTANT]
     return len(said) > 1 and not said[-2].text and not said[-2].calls
