@@ -20,7 +20,13 @@ async def test_the_migrations_make_the_schema_the_tables_describe(store: Store) 
         if store.url.schema is not None:
             connection.exec_driver_sql(f'SET search_path TO "{store.url.schema}"')
         context = MigrationContext.configure(
-            connection, opts={"version_table": "schema_version", "compare_server_default": False}
+            connection,
+            opts={
+                "version_table": "schema_version",
+                "compare_server_default": False,
+                # What each database has for full text is not in the tables.
+                "include_name": lambda name, kind, _: kind != "table" or not name.startswith("memory_words"),
+            },
         )
         assert compare_metadata(context, metadata) == []
     assert current(store._engine, store.url.schema) == HEAD

@@ -32,6 +32,7 @@ TRANSACTIONS = (
     "session.clear",
     "session.fork",
     "session.delete",
+    "memory",
 )
 """Kinds of write transactions; each has the points `<kind>.begin`, `<kind>.before_commit` and `<kind>.after_commit`."""
 

@@ -19,8 +19,10 @@ from outlast.core.records import Call, CallState, Event, Invocation, Status, Sto
 from outlast.store import bounded, checkpoints
 from outlast.store import invocations as life
 from outlast.store import items as histories
+from outlast.store import memories as remembered
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
+from outlast.store.memories import Key, StoredMemory
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
@@ -231,6 +233,29 @@ class Reader:
     async def last_item(self, scope: str) -> int:
         """Read the highest position that was ever given out in a history."""
         return await self._run(lambda connection: histories.last(connection, scope), patient=True)
+
+    async def memory(self, key: Key) -> StoredMemory | None:
+        return await self._run(lambda connection: remembered.read(connection, key))
+
+    async def memories(
+        self, principal: str, actor_id: str, *, prefix: str, session_id: str | None, limit: int
+    ) -> list[StoredMemory]:
+        """By path."""
+        return await self._run(
+            lambda connection: remembered.listed(
+                connection, principal, actor_id, prefix=prefix, session_id=session_id, limit=limit
+            )
+        )
+
+    async def found_memories(
+        self, principal: str, actor_id: str, text: str, *, session_id: str | None, limit: int
+    ) -> list[tuple[StoredMemory, float]]:
+        """The best first, each with its score."""
+        return await self._run(
+            lambda connection: remembered.search(
+                connection, principal, actor_id, text, session_id=session_id, limit=limit
+            )
+        )
 
     async def workers(self) -> list[WorkerRow]:
         query = select(

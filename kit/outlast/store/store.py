@@ -15,6 +15,7 @@ from outlast.store import invocations as life
 from outlast.store import sqlite, workers
 from outlast.store.grouped import Accept, Accepted, Finish, Finished, Part, Write
 from outlast.store.invocations import Cancelled
+from outlast.store.memories import MemoryChanges
 from outlast.store.migrate import migrate
 from outlast.store.reading import READERS, Reader
 from outlast.store.sessions import SessionChanges
@@ -31,7 +32,7 @@ POOL_TIMEOUT_SECONDS = 10
 class Store:
     """One process's access to the database: a writer thread, and readers apart.
 
-    `read` has the reading verbs, `sessions` those that change sessions and their items. The writing verbs return futures that resolve after their commit; they are
+    `read` has the reading verbs, `sessions` and `memories` those that change them. The writing verbs return futures that resolve after their commit; they are
     `asyncio` futures of the loop that opened the store.
     """
 
@@ -39,6 +40,7 @@ class Store:
         self.url = url
         self.read = Reader(engine, _meaning(url))
         self.sessions = SessionChanges(self._call)
+        self.memories = MemoryChanges(self._call)
         self._engine = engine
         self._writer = writer
 

@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import postgresql
 
 revision = "0001"
 down_revision = None
@@ -119,6 +120,22 @@ def upgrade() -> None:
         sa.UniqueConstraint("scope", "id", name="items_key"),
     )
     op.create_table(
+        "memories",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("actor_id", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("recent_keys", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("number"),
+        sa.UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
+        sqlite_autoincrement=True,
+    )
+    _create_memory_words()
+    op.create_table(
         "tombstones",
         sa.Column("principal", sa.Text(), nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
@@ -223,3 +240,16 @@ def upgrade() -> None:
         sqlite_where=sa.text("status IN ('queued', 'running')"),
         postgresql_where=sa.text("status IN ('queued', 'running')"),
     )
+
+
+def _create_memory_words() -> None:
+    """What is searched. On PostgreSQL without the text search parser, which knows no CJK in some locales."""
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(words, grams, tokenize = 'porter unicode61')")
+        return
+    op.create_table(
+        "memory_words",
+        sa.Column("number", sa.BigInteger(), sa.ForeignKey("memories.number", ondelete="CASCADE"), primary_key=True),
+        sa.Column("words", postgresql.TSVECTOR(), nullable=False),
+    )
+    op.create_index("memory_words_found", "memory_words", ["words"], postgresql_using="gin")

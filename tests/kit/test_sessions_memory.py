@@ -1,0 +1,181 @@
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from outlast.core.errors import Conflict, InvalidRequest, NotFound
+from outlast.sessions import MemoryStore
+from outlast.sessions.memory import MAX_CONTENT
+from outlast.store import Store
+
+pytestmark = pytest.mark.anyio
+
+Lose = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def memory(store: Store) -> MemoryStore:
+    return MemoryStore(store)
+
+
+async def found(memory: MemoryStore, text: str, **options: Any) -> list[str]:
+    return [one.memory.path for one in await memory.search(text, **options)]
+
+
+async def test_a_memory_is_readable_as_it_was_stored(memory: MemoryStore) -> None:
+    added = await memory.add("notes/a b.md", "likes tea\x00\ud800", actor_id="ann")
+    assert await memory.get("notes/a b.md", actor_id="ann") == added
+    assert (added.content, added.actor_id, added.session_id) == ("likes tea\x00\ud800", "ann", None)
+    with pytest.raises(NotFound):
+        await memory.get("notes/a b.md")
+
+
+async def test_add_refuses_a_path_that_exists_and_update_one_that_does_not(memory: MemoryStore) -> None:
+    await memory.add("a", "one")
+    with pytest.raises(Conflict) as caught:
+        await memory.add("a", "two")
+    assert caught.value.code == "memory_exists"
+    with pytest.raises(NotFound):
+        await memory.update("b", "two")
+    assert (await memory.update("a", "three")).content == "three"
+    assert (await memory.put("b", "four")).content == "four"
+
+
+async def test_appends_of_many_are_all_there(memory: MemoryStore, store_url: str) -> None:
+    other = await Store.open(store_url)
+    two = MemoryStore(other)
+    await asyncio.gather(*(one.put("log", "x", append=True) for one in (memory, two) for _ in range(20)))
+    assert (await memory.get("log")).content == "x" * 40
+    await other.close()
+
+
+async def test_an_append_with_a_key_happens_once(memory: MemoryStore) -> None:
+    for _ in range(3):
+        await memory.put("log", "x", append=True, key="k")
+    assert (await memory.get("log")).content == "x"
+
+
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
+    memory: MemoryStore, lost_once: Lose, moment: str
+) -> None:
+    with lost_once(f"memory.{moment}"):
+        await memory.add("log", "x")
+    with lost_once(f"memory.{moment}"):
+        await memory.put("log", "y", append=True)
+    assert (await memory.get("log")).content == "xy"
+    with lost_once(f"memory.{moment}"):
+        await memory.delete("log")
+    assert await memory.list() == []
+
+
+async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store, memory: MemoryStore) -> None:
+    await memory.put("a", "tea")
+    await memory.put("a", "coffee", session_id="s")
+    await memory.put("a", "milk", actor_id="ann")
+    await MemoryStore(store, principal="bob").put("a", "water")
+    assert [one.content for one in await memory.list()] == ["tea", "coffee"]
+    assert [one.content for one in await memory.list(session_id="s")] == ["coffee"]
+    assert [one.content for one in await memory.list(actor_id="ann")] == ["milk"]
+    assert await found(memory, "milk water") == []
+
+
+async def test_memories_are_listed_by_the_beginning_of_their_path(memory: MemoryStore) -> None:
+    for path in ("notes/b", "notes/a", "note%", "n_tes", "other"):
+        await memory.put(path, "x")
+    assert [one.path for one in await memory.list(path_prefix="notes/")] == ["notes/a", "notes/b"]
+    assert [one.path for one in await memory.list(path_prefix="note%")] == ["note%"]
+    assert [one.path for one in await memory.list(path_prefix="n_")] == ["n_tes"]
+    assert len(await memory.list(limit=2)) == 2
+
+
+async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
+    await memory.put("one", "She runs every morning, and running makes her happy.")
+    await memory.put("two", "He walks to work.")
+    await memory.put("three", "Morning coffee, no sport.")
+    assert await found(memory, "run") == ["one"]
+    assert await found(memory, "WALKING") == ["two"]
+    assert (await found(memory, "running in the morning"))[0] == "one"
+    assert set(await found(memory, "morning")) == {"one", "three"}
+    assert await found(memory, "morning", limit=1) == (await found(memory, "morning"))[:1]
+
+
+@pytest.mark.parametrize(
+    ("query", "paths"),
+    [
+        ("\u6771\u4eac", {"tokyo"}),
+        ("\u4eac\u90fd", {"kyoto"}),
+        ("\u6771", {"tokyo"}),
+        ("\u6771\u4eac \u4eac\u90fd", {"tokyo", "kyoto"}),
+        ("\u6771\u90fd", set()),
+        ("\u5bff\u53f8 sushi", {"kyoto", "food"}),
+        ("\u3059\u3057", {"food"}),
+    ],
+)
+async def test_chinese_and_japanese_are_found_by_two_characters(
+    memory: MemoryStore, query: str, paths: set[str]
+) -> None:
+    await memory.put("tokyo", "\u6771\u4eac\u306b\u4f4f\u3093\u3067\u3044\u307e\u3059")
+    await memory.put("kyoto", "\u4eac\u90fd\u306e\u5bff\u53f8")
+    await memory.put("food", "likes sushi (\u3059\u3057)")
+    assert set(await found(memory, query)) == paths
+
+
+# BR-66
+@pytest.mark.parametrize(
+    "query",
+    ["it's", "gateway/run.py", "user@host", "e=mc2", "#tag", "50%", "C++", "tag AND", "NEAR(tag)", '"unclosed tag', "-tag",
+     "tag*", "^tag", "words:tag", "tag:*", "'; DROP TABLE tag", "tag " * 2500, "TAG\x00\ud800"],
+)  # fmt: skip
+async def test_no_character_of_a_query_is_an_operator(memory: MemoryStore, query: str) -> None:
+    await memory.put("it", "it's in gateway/run.py, ask user@host: e=mc2 #tag 50% (C++)")
+    await memory.put("other", "nothing here")
+    assert await found(memory, query) == ["it"]
+
+
+@pytest.mark.parametrize("query", ["a AND", "NEAR(", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
+async def test_what_is_in_no_memory_finds_none(memory: MemoryStore, query: str) -> None:
+    await memory.put("it", "it's in gateway/run.py")
+    assert await found(memory, query) == []
+
+
+async def test_what_was_changed_or_removed_is_found_no_more(memory: MemoryStore) -> None:
+    await memory.put("a", "tea")
+    await memory.put("a", "coffee")
+    assert (await found(memory, "tea"), await found(memory, "coffee")) == ([], ["a"])
+    await memory.delete("a")
+    assert await found(memory, "coffee") == []
+    with pytest.raises(NotFound):
+        await memory.delete("a")
+
+
+async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory: MemoryStore) -> None:
+    await memory.put("words", " ".join(f"w{number}" for number in range(MAX_CONTENT // 8))[:MAX_CONTENT])
+    characters = [chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_CONTENT)]
+    await memory.put("cjk", "".join(characters))
+    assert await found(memory, "w17") == ["words"]
+    assert await found(memory, "".join(characters[500:502])) == ["cjk"]
+    with pytest.raises(InvalidRequest) as caught:
+        await memory.put("cjk", "x", append=True)
+    assert caught.value.code == "memory_too_large"
+
+
+@pytest.mark.parametrize(
+    ("act", "field"),
+    [
+        (lambda memory: memory.put("", "x"), "path"),
+        (lambda memory: memory.put("a\x00", "x"), "path"),
+        (lambda memory: memory.put("a", 7), "content"),
+        (lambda memory: memory.put("a", "x", actor_id=""), "actor_id"),
+        (lambda memory: memory.put("a", "x", session_id="\x00"), "session_id"),
+        (lambda memory: memory.search("a", limit=0), "limit"),
+        (lambda memory: memory.search("a", limit=101), "limit"),
+    ],
+)
+async def test_bad_requests_are_refused_and_named(memory: MemoryStore, act: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await act(memory)
+    assert caught.value.field == field
+    assert await memory.list() == []
