@@ -11,7 +11,7 @@ from outlast.adapters.inputs import InputMessage, refuse
 from outlast.adapters.journal import ToolCall
 from outlast.core.errors import NotJSON
 from outlast.core.jsontext import encode
-from outlast.core.transcript import CallRequest, Entry, Role, StopReason
+from outlast.core.transcript import CallRequest, Message, Role, StopReason
 
 INTERNAL = "outlast_internal"
 """Marks, in a message's `additional_kwargs`, one that a resume added."""
@@ -156,18 +156,21 @@ def as_json(message: BaseMessage) -> dict[str, Any]:
     return {"role": role, "content": told(message), "id": message.id}
 
 
-def transcript(messages: Iterable[BaseMessage], *, awaits_approval: bool = False) -> list[Entry]:
+def transcript(messages: Iterable[BaseMessage], *, awaits_approval: bool = False) -> list[Message]:
     """Return a history in the neutral terms of the rules about interruptions."""
     entries = []
     for message in messages:
         if isinstance(message, AIMessage):
-            calls = tuple(CallRequest(call["id"] or "", call["name"], awaits_approval) for call in message.tool_calls)
-            entries.append(Entry(Role.ASSISTANT, message.text, calls, stop=stop_reason(message)))
+            calls = tuple(
+                CallRequest(call["id"] or "", call["name"], awaits_approval=awaits_approval)
+                for call in message.tool_calls
+            )
+            entries.append(Message(Role.ASSISTANT, message.text, calls, stop=stop_reason(message)))
         elif isinstance(message, ToolMessage):
-            entries.append(Entry(Role.TOOL, message.text, call_id=message.tool_call_id))
+            entries.append(Message(Role.TOOL, message.text, call_id=message.tool_call_id))
         elif isinstance(message, HumanMessage):
             internal = bool(message.additional_kwargs.get(INTERNAL))
-            entries.append(Entry(Role.INTERNAL if internal else Role.USER, message.text))
+            entries.append(Message(Role.INTERNAL if internal else Role.USER, message.text))
         else:
-            entries.append(Entry(Role.SYSTEM, message.text))
+            entries.append(Message(Role.SYSTEM, message.text))
     return entries

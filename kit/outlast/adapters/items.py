@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from outlast.core import jsontext
 from outlast.core.errors import OutlastError, RunFailed
 from outlast.core.records import StoredItem
-from outlast.core.transcript import Entry, Message
+from outlast.core.transcript import Message
 from outlast.store import items
 from outlast.store.grouped import Part
 from outlast.store.store import Store
@@ -30,10 +30,6 @@ class Items:
         ):
             found += page
         return cls(scope, last, found)
-
-    @property
-    def transcript(self) -> list[Entry]:
-        return [message.entry() for message in self.messages]
 
     def has(self, id: str) -> bool:
         return any(one.id == id for one in self.stored)

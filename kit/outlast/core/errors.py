@@ -100,11 +100,24 @@ class RunFailed(OutlastError):
         super().__init__(message, code=code)
 
 
+RESUME_REASONS = {
+    "completed": "it is completed, and nothing is left to do",
+    "refused": "the model, or a filter of its provider, refused to answer",
+    "awaiting_approval": "a person has to decide about a tool call first",
+    "context_full": "the conversation is too long for the model",
+    "unknown_stop": "the provider stopped for a reason that is not known here",
+    "empty": "it has no messages yet",
+    "malformed": "its tool calls and their results do not belong together",
+}
+"""Why nothing can be resumed, and how people are told."""
+
+
 class AgentResumeError(OutlastError):
-    """Nothing can be resumed; `reason` is `completed`, `refused`, `awaiting_approval`, `context_full`, ….."""
+    """Nothing can be resumed; `reason` is a key of `RESUME_REASONS`."""
 
     def __init__(self, reason: str, message: str | None = None) -> None:
-        super().__init__(message or f"this session cannot be resumed: {reason}", code=reason)
+        sentence = RESUME_REASONS.get(reason, reason)
+        super().__init__(message or f"this session cannot be resumed: {sentence}", code=reason)
         self.reason = reason
 
 

@@ -4,11 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.core.errors import AgentResumeError, RunFailed
-
-RESUME_REASONS = frozenset(
-    {"completed", "refused", "awaiting_approval", "context_full", "unknown_stop", "empty", "malformed"}
-)
+from outlast.core.errors import RESUME_REASONS, AgentResumeError, RunFailed
 
 
 @dataclass(frozen=True, slots=True)

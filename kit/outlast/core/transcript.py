@@ -1,15 +1,16 @@
-"""A conversation in neutral terms: just what the rules about interruptions need to know."""
+"""A conversation in neutral terms: what is stored of one that is kept as items, and what the rules of resuming look at."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from outlast.core import jsontext
 from outlast.core.errors import InvalidRequest
 
 
 class Role(StrEnum):
-    """Who wrote an entry. `internal` entries are added by a resume and reach providers as user messages."""
+    """Who wrote a message. `internal` ones are added by a resume and reach providers as user messages."""
 
     SYSTEM = "system"
     USER = "user"
@@ -34,48 +35,44 @@ class StopReason(StrEnum):
     UNKNOWN = "unknown"
 
 
+Content = str | Sequence[Mapping[str, Any]]
+"""Text, or parts such as `{"type": "text", "text": …}`; parts of other types pass through as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallRequest:
     """A tool call a model asked for. `id` is the provider's and need not be unique."""
 
     id: str
     name: str
+    arguments: str = ""
+    """The text the model gave, whether or not that is JSON."""
     awaits_approval: bool = False
+    """Nobody has decided about it. Who stores decisions elsewhere clears this before asking the rules of resuming."""
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One message. `call_id` is set for tool results, `calls` and `stop` for what a model said."""
-
-    role: Role
-    text: str = ""
-    calls: tuple[CallRequest, ...] = ()
-    call_id: str | None = None
-    stop: StopReason = StopReason.STOP
-
-
-Transcript = Sequence[Entry]
-
-Content = str | Sequence[Mapping[str, Any]]
-"""Text, or parts such as `{"type": "text", "text": …}`; parts of other types pass through as they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageCall:
-    """A tool call as a model made it; `arguments` is the text it gave, whether or not that is JSON."""
-
-    id: str
-    name: str
-    arguments: str
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The arguments as a JSON object, or None when they are none. No text at all is an object without members."""
+        if not self.arguments.strip():
+            return {}
+        try:
+            value = jsontext.parse(self.arguments.encode())
+        except (InvalidRequest, UnicodeEncodeError):
+            return None
+        return value if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a history that is kept as items. Its JSON form is `as_json`; `of_json` reads it."""
+    """One message. `call_id` and `failed` are for tool results, what comes after them for what a model said.
+
+    An adapter that keeps its history as items stores `as_json`, and reads it by `of_json`. One that keeps it elsewhere
+    fills in what the rules of resuming need: role, text, calls, call ids and stop reasons.
+    """
 
     role: Role
     content: Content = ""
-    calls: tuple[MessageCall, ...] = ()
+    calls: tuple[CallRequest, ...] = ()
     call_id: str | None = None
     failed: bool = False
     stop: StopReason = StopReason.STOP
@@ -88,12 +85,14 @@ class Message:
         """The text of the content, whatever its form."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
+        return "".join(part["text"] for part in self.content if part["type"] == "text")
 
-    def entry(self) -> Entry:
-        """Return what the rules about interruptions look at."""
-        calls = tuple(CallRequest(call.id, call.name) for call in self.calls)
-        return Entry(self.role, self.text, calls, self.call_id, self.stop)
+    @property
+    def silent(self) -> bool:
+        """Whether it says nothing: no text but white space, and no other part. Reasoning is not said."""
+        return not self.text.strip() and (
+            isinstance(self.content, str) or all(p["type"] == "text" for p in self.content)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the form that is stored and shown."""
@@ -104,43 +103,76 @@ class Message:
         if self.role is not Role.ASSISTANT:
             return shown
         if self.calls:
-            shown["tool_calls"] = [
-                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.calls
-            ]
+            shown["tool_calls"] = [_shown(call) for call in self.calls]
         more = {"reasoning": self.reasoning, "model": self.model, "usage": dict(self.usage)}
         return shown | {"stop_reason": self.stop.value} | {key: value for key, value in more.items() if value}
 
     @classmethod
     def of_json(cls, value: Any) -> "Message":
-        """Read the stored form. Raise InvalidRequest that names what is wrong in it."""
+        """Read the stored form. Raise InvalidRequest whose `field` is the path to what is wrong in it.
+
+        Members it does not know are left out, and so is null; a stop reason it does not know becomes `UNKNOWN`.
+        """
         if not isinstance(value, Mapping) or _of(Role, value.get("role")) is None:
             raise _wrong("role", f"a message is an object with a role: {', '.join(Role)}")
-        role, content, call_id = Role(value["role"]), value.get("content"), value.get("tool_call_id")
-        if not (content is None or isinstance(content, str) or _are_parts(content)):
-            raise _wrong("content", "content is text or a list of parts with a type")
-        if role is Role.TOOL and not isinstance(call_id, str):
+        role = Role(value["role"])
+        for name, owner in _OWNERS.items():
+            if value.get(name) and role is not owner:
+                raise _wrong(name, f"only a message of the role {owner} has {name}")
+        call_id = _typed(value, "tool_call_id", str, None)
+        if role is Role.TOOL and call_id is None:
             raise _wrong("tool_call_id", "a tool message names its call")
-        if role is Role.TOOL:
-            return cls(role, content or "", call_id=call_id, failed=value.get("failed") is True)
-        if role is not Role.ASSISTANT:
-            return cls(role, content or "")
-        calls = value.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise _wrong("tool_calls", "tool_calls is a list")
-        stop = value.get("stop_reason", StopReason.TOOL_CALLS if calls else StopReason.STOP)
-        usage, model = value.get("usage"), value.get("model")
+        calls = tuple(
+            _call_of(call, f"tool_calls[{at}]") for at, call in enumerate(_typed(value, "tool_calls", list, []))
+        )
+        stop = _typed(value, "stop_reason", str, StopReason.TOOL_CALLS if calls else StopReason.STOP) or StopReason.STOP
         return cls(
             role,
-            content or "",
-            tuple(_call_of(call) for call in calls),
-            stop=_of(StopReason, stop) or StopReason.UNKNOWN,
-            reasoning=str(value.get("reasoning") or ""),
-            model=model if isinstance(model, str) and model else None,
-            usage=dict(usage) if isinstance(usage, Mapping) else {},
+            _content_of(value.get("content")),
+            calls,
+            call_id if role is Role.TOOL else None,
+            _typed(value, "failed", bool, False),
+            _of(StopReason, stop) or StopReason.UNKNOWN,
+            _typed(value, "reasoning", str, ""),
+            _typed(value, "model", str, None) or None,
+            _typed(value, "usage", Mapping, {}),
         )
 
 
+Transcript = Sequence[Message]
+
+_OWNERS = {
+    "tool_calls": Role.ASSISTANT, "stop_reason": Role.ASSISTANT, "reasoning": Role.ASSISTANT, "model": Role.ASSISTANT,
+    "usage": Role.ASSISTANT, "tool_call_id": Role.TOOL, "failed": Role.TOOL,
+}  # fmt: skip
+"""Whose messages have what; others would lose it when they are stored."""
+
+_KINDS = {str: "text", bool: "true or false", list: "a list", Mapping: "an object"}
+
 E = TypeVar("E", bound=StrEnum)
+
+
+def open_calls(transcript: Transcript) -> dict[int, CallRequest]:
+    """Return the calls of the last answer that have no result, by their place in it; earlier answers do not count.
+
+    Each result answers one call: two calls of one id need two results.
+    """
+    last = last_answer(transcript)
+    if last is None:
+        return {}
+    answered = [message.call_id for message in transcript[last + 1 :] if message.role is Role.TOOL]
+    left = {}
+    for place, call in enumerate(transcript[last].calls):
+        if call.id in answered:
+            answered.remove(call.id)
+        else:
+            left[place] = call
+    return left
+
+
+def last_answer(transcript: Transcript) -> int | None:
+    """Return where the last message of a model is."""
+    return max((index for index, message in enumerate(transcript) if message.role is Role.ASSISTANT), default=None)
 
 
 def _of(kind: type[E], value: Any) -> E | None:
@@ -151,34 +183,44 @@ def _wrong(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_message", field=field)
 
 
-def _are_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
-    )
+def _typed(value: Mapping[str, Any], name: str, kind: type, otherwise: Any, at: str = "") -> Any:
+    """Return a member of a type, or the other value when it is not there or null."""
+    found = value.get(name)
+    if found is None:
+        return otherwise
+    if not isinstance(found, kind):
+        raise _wrong(f"{at}{name}", f"{at}{name} is {_KINDS[kind]}")
+    return found
 
 
-def _call_of(value: Any) -> MessageCall:
+def _content_of(content: Any) -> Content:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise _wrong("content", "content is text or a list of parts")
+    for index, part in enumerate(content):
+        at = f"content[{index}]"
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise _wrong(at, "a part of the content is an object with a type")
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise _wrong(f"{at}.text", "a part of the type text has a text")
+    return content
+
+
+def _shown(call: CallRequest) -> dict[str, Any]:
+    shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
+    return shown | ({"awaits_approval": True} if call.awaits_approval else {})
+
+
+def _call_of(value: Any, at: str) -> CallRequest:
     """Read a call: ours, or one in the form of OpenAI's chat completions."""
     if not isinstance(value, Mapping):
-        raise _wrong("tool_calls", "a tool call is an object")
+        raise _wrong(at, "a tool call is an object")
     function = value.get("function")
-    called = function if isinstance(function, Mapping) else value
-    id, name, arguments = value.get("id"), called.get("name"), called.get("arguments")
-    if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
-        raise _wrong("tool_calls", "a tool call has an id, a name, and arguments as text")
-    return MessageCall(id, name, arguments)
-
-
-def open_calls(transcript: Transcript) -> list[CallRequest]:
-    """Return the calls of the last assistant entry that have no result; earlier entries do not count."""
-    last = max((index for index, entry in enumerate(transcript) if entry.role is Role.ASSISTANT), default=None)
-    if last is None:
-        return []
-    answered = [entry.call_id for entry in transcript[last + 1 :] if entry.role is Role.TOOL]
-    left = []
-    for call in transcript[last].calls:
-        if call.id in answered:
-            answered.remove(call.id)
-        else:
-            left.append(call)
-    return left
+    called, inner = (function, f"{at}.function.") if isinstance(function, Mapping) else (value, f"{at}.")
+    named = ((value, "id", f"{at}."), (called, "name", inner), (called, "arguments", inner))
+    for source, name, prefix in named:
+        if not isinstance(source.get(name), str):
+            raise _wrong(f"{prefix}{name}", "a tool call has an id, a name, and arguments as text")
+    waits = _typed(value, "awaits_approval", bool, False, f"{at}.")
+    return CallRequest(value["id"], called["name"], called["arguments"], waits)

@@ -52,4 +52,4 @@ class Agent(DurableAgent):
         )
 
     async def require_resume_point(self, history: History) -> ResumePoint:
-        return require_resume_point((await history.items()).transcript)
+        return require_resume_point((await history.items()).messages)

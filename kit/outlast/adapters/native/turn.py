@@ -32,7 +32,7 @@ from outlast.core.resume import (
     ResumeKind,
     require_resume_point,
 )
-from outlast.core.transcript import Message, MessageCall, Role, StopReason
+from outlast.core.transcript import CallRequest, Message, Role, StopReason
 
 RETRY_SECONDS = 0.5
 """Before a failed model call is repeated for the first time; doubled each time."""
@@ -131,7 +131,7 @@ class NativeTurn:
 
     async def resume(self) -> Result:
         items = await self._items()
-        point = require_resume_point(items.transcript)
+        point = require_resume_point(items.messages)
         if point.kind is ResumeKind.AWAIT_APPROVAL:
             raise AgentResumeError("awaiting_approval")
         self._run.events.resume(point.kind)
@@ -320,13 +320,13 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _calls(answer: _Answer) -> tuple[MessageCall, ...]:
+def _calls(answer: _Answer) -> tuple[CallRequest, ...]:
     """Return the calls, each under an id of its own: some providers use one twice, or none at all."""
-    calls: list[MessageCall] = []
+    calls: list[CallRequest] = []
     for index, one in sorted(answer.calls.items()):
         taken = {call.id for call in calls}
         id = one.id if one.id and one.id not in taken else f"{one.id or 'call'}-{index}"
-        calls.append(MessageCall(id, one.name or "", one.arguments))
+        calls.append(CallRequest(id, one.name or "", one.arguments))
     return tuple(calls)
 
 
