@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -69,6 +70,18 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     with lost_once(f"memory.{moment}"):
         await memory.delete("log")
     assert await memory.list() == []
+
+
+async def test_a_put_that_meets_a_removal_stores(memory: MemoryStore, store_url: str) -> None:
+    other = await Store.open(store_url)
+
+    async def remove() -> None:
+        with contextlib.suppress(NotFound):
+            await MemoryStore(other).delete("log")
+
+    stored = await asyncio.gather(*(act() for _ in range(200) for act in (lambda: memory.put("log", "x"), remove)))
+    await other.close()
+    assert [one.content for one in stored if one is not None] == ["x"] * 200
 
 
 async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store, memory: MemoryStore) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 
 from outlast.core import jsontext
 from outlast.core.errors import Conflict, InvalidRequest, NotFound
-from outlast.store.statements import Connection, Rows, Statement, query
+from outlast.store.statements import Again, Connection, Rows, Statement, query
 from outlast.store.tables import memories
 from outlast.store.writer import seen_once
 
@@ -122,6 +122,8 @@ def _write(connection: Connection, key: Key, content: str, mode: Mode, token: st
         created = connection.send(_INSERT, **fields).count() == 1
     found = query(connection, _FIND, **fields)
     if not found:
+        if mode != "update":
+            raise Again("the memory was removed between two statements")
         raise NotFound(f"there is no memory at {key.path!r}")
     *row, keys = found[0]
     memory, recent = StoredMemory(*row), jsontext.decode(keys)
