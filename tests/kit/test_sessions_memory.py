@@ -136,6 +136,44 @@ async def test_chinese_and_japanese_are_found_by_two_characters(
     assert set(await found(memory, query)) == paths
 
 
+@pytest.mark.parametrize(
+    ("query", "paths"),
+    [
+        ("cafe", {"cafe"}),
+        ("CAF\u00c9", {"cafe"}),
+        ("cafe\u0301", {"cafe"}),
+        ("strasse", {"cafe"}),
+        ("\u0130stanbul", {"istanbul"}),
+        ("\u03bb\u03cc\u03b3\u03bf\u03c3", {"greek"}),
+        ("\u30c9\u30ec", {"dress"}),
+        ("\u30c8\u30ec", set()),
+        ("\u30fb", set()),
+        ("\u30fb\u30c9\u30ec", {"dress"}),
+        ("\U00020bb7\u91ce", {"yoshino"}),
+        ("\uff83\uff9e\uff9d", {"den"}),
+    ],
+)
+async def test_accents_and_widths_make_no_difference_and_marks_that_change_a_kana_do(
+    memory: MemoryStore, query: str, paths: set[str]
+) -> None:
+    await memory.put("cafe", "a caf\u00e9 in some Stra\u00dfe")
+    await memory.put("istanbul", "Istanbul")
+    await memory.put("greek", "\u03bb\u03cc\u03b3\u03bf\u03c2")
+    await memory.put("dress", "\u30a2\u30f3\u30fb\u30c9\u30ec\u30b9")
+    await memory.put("yoshino", "\U00020bb7\u91ce\u5bb6")
+    await memory.put("field", "\u91ce\u7403")
+    await memory.put("den", "\u30c7\u30f3")
+    assert set(await found(memory, query)) == paths
+
+
+@pytest.mark.parametrize("length", [2047, 2048, 3000, 60_000])
+async def test_a_very_long_word_hides_no_other_and_is_found(memory: MemoryStore, length: int) -> None:
+    await memory.put("a", f"apple {'m' * length} zebra")
+    for query in ("apple", "m" * length, "zebra", f"{'q' * length} apple"):
+        assert await found(memory, query) == ["a"]
+    assert await found(memory, "q" * length) == []
+
+
 # BR-66
 @pytest.mark.parametrize(
     "query",
