@@ -102,6 +102,9 @@ async def test_memories_are_listed_by_the_beginning_of_their_path(memory: Memory
     assert [one.path for one in await memory.list(path_prefix="note%")] == ["note%"]
     assert [one.path for one in await memory.list(path_prefix="n_")] == ["n_tes"]
     assert len(await memory.list(limit=2)) == 2
+    await memory.put("other", "y", session_id="s")
+    assert [one.content for one in await memory.list("other")] == ["x", "y"]
+    assert await memory.list("other", "notes/") == []
 
 
 async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
@@ -213,6 +216,12 @@ async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory
     assert caught.value.code == "memory_too_large"
 
 
+async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
+    path, actor = ("".join(chr(0x4E00 + (start + number * 7919) % 20_000) for number in range(415)) for start in (0, 9))
+    await memory.put(path, "x", actor_id=actor)
+    assert (await memory.get(path, actor_id=actor)).content == "x"
+
+
 @pytest.mark.parametrize(
     ("act", "field"),
     [
@@ -220,6 +229,12 @@ async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory
         (lambda memory: memory.put("a\x00", "x"), "path"),
         (lambda memory: memory.put("a", 7), "content"),
         (lambda memory: memory.put("a", "x", actor_id=""), "actor_id"),
+        (lambda memory: memory.put("\u6771" * 500, "x", actor_id="\u4eac" * 500), "path"),
+        (lambda memory: memory.list(""), "path"),
+        (lambda memory: memory.list(path_prefix="\x00"), "path_prefix"),
+        (lambda memory: memory.search(7), "text"),
+        (lambda memory: memory.search("x" * (MAX_CONTENT + 1)), "text"),
+        (lambda memory: memory.search("a", limit="5"), "limit"),
         (lambda memory: memory.put("a", "x", session_id="\x00"), "session_id"),
         (lambda memory: memory.search("a", limit=0), "limit"),
         (lambda memory: memory.search("a", limit=101), "limit"),

@@ -192,10 +192,19 @@ def read(connection: PooledConnection, key: Key) -> StoredMemory | None:
 
 
 def listed(
-    connection: PooledConnection, principal: str, actor_id: str, *, prefix: str, session_id: str | None, limit: int
+    connection: PooledConnection,
+    principal: str,
+    actor_id: str,
+    *,
+    path: str | None,
+    prefix: str,
+    session_id: str | None,
+    limit: int,
 ) -> list[StoredMemory]:
-    """Return memories whose path begins with `prefix`, by path."""
+    """Return memories at `path` or whose path begins with `prefix`, by path."""
     found = _of(_MEMORIES, principal, actor_id, session_id)
+    if path is not None:
+        found = found.where(memories.c.path == path)
     if prefix:
         found = found.where(func.substr(memories.c.path, 1, len(prefix)) == prefix)
     rows = connection.execute(found.order_by(memories.c.path, memories.c.session_id).limit(limit))
