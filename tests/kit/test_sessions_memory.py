@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -71,6 +72,18 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     assert await memory.list() == []
 
 
+async def test_a_put_that_meets_a_removal_stores(memory: MemoryStore, store_url: str) -> None:
+    other = await Store.open(store_url)
+
+    async def remove() -> None:
+        with contextlib.suppress(NotFound):
+            await MemoryStore(other).delete("log")
+
+    stored = await asyncio.gather(*(act() for _ in range(200) for act in (lambda: memory.put("log", "x"), remove)))
+    await other.close()
+    assert [one.content for one in stored if one is not None] == ["x"] * 200
+
+
 async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store, memory: MemoryStore) -> None:
     await memory.put("a", "tea")
     await memory.put("a", "coffee", session_id="s")
@@ -89,6 +102,9 @@ async def test_memories_are_listed_by_the_beginning_of_their_path(memory: Memory
     assert [one.path for one in await memory.list(path_prefix="note%")] == ["note%"]
     assert [one.path for one in await memory.list(path_prefix="n_")] == ["n_tes"]
     assert len(await memory.list(limit=2)) == 2
+    await memory.put("other", "y", session_id="s")
+    assert [one.content for one in await memory.list("other")] == ["x", "y"]
+    assert await memory.list("other", "notes/") == []
 
 
 async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
@@ -121,6 +137,44 @@ async def test_chinese_and_japanese_are_found_by_two_characters(
     await memory.put("kyoto", "\u4eac\u90fd\u306e\u5bff\u53f8")
     await memory.put("food", "likes sushi (\u3059\u3057)")
     assert set(await found(memory, query)) == paths
+
+
+@pytest.mark.parametrize(
+    ("query", "paths"),
+    [
+        ("cafe", {"cafe"}),
+        ("CAF\u00c9", {"cafe"}),
+        ("cafe\u0301", {"cafe"}),
+        ("strasse", {"cafe"}),
+        ("\u0130stanbul", {"istanbul"}),
+        ("\u03bb\u03cc\u03b3\u03bf\u03c3", {"greek"}),
+        ("\u30c9\u30ec", {"dress"}),
+        ("\u30c8\u30ec", set()),
+        ("\u30fb", set()),
+        ("\u30fb\u30c9\u30ec", {"dress"}),
+        ("\U00020bb7\u91ce", {"yoshino"}),
+        ("\uff83\uff9e\uff9d", {"den"}),
+    ],
+)
+async def test_accents_and_widths_make_no_difference_and_marks_that_change_a_kana_do(
+    memory: MemoryStore, query: str, paths: set[str]
+) -> None:
+    await memory.put("cafe", "a caf\u00e9 in some Stra\u00dfe")
+    await memory.put("istanbul", "Istanbul")
+    await memory.put("greek", "\u03bb\u03cc\u03b3\u03bf\u03c2")
+    await memory.put("dress", "\u30a2\u30f3\u30fb\u30c9\u30ec\u30b9")
+    await memory.put("yoshino", "\U00020bb7\u91ce\u5bb6")
+    await memory.put("field", "\u91ce\u7403")
+    await memory.put("den", "\u30c7\u30f3")
+    assert set(await found(memory, query)) == paths
+
+
+@pytest.mark.parametrize("length", [2047, 2048, 3000, 60_000])
+async def test_a_very_long_word_hides_no_other_and_is_found(memory: MemoryStore, length: int) -> None:
+    await memory.put("a", f"apple {'m' * length} zebra")
+    for query in ("apple", "m" * length, "zebra", f"{'q' * length} apple"):
+        assert await found(memory, query) == ["a"]
+    assert await found(memory, "q" * length) == []
 
 
 # BR-66
@@ -162,6 +216,12 @@ async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory
     assert caught.value.code == "memory_too_large"
 
 
+async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
+    path, actor = ("".join(chr(0x4E00 + (start + number * 7919) % 20_000) for number in range(415)) for start in (0, 9))
+    await memory.put(path, "x", actor_id=actor)
+    assert (await memory.get(path, actor_id=actor)).content == "x"
+
+
 @pytest.mark.parametrize(
     ("act", "field"),
     [
@@ -169,6 +229,12 @@ async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory
         (lambda memory: memory.put("a\x00", "x"), "path"),
         (lambda memory: memory.put("a", 7), "content"),
         (lambda memory: memory.put("a", "x", actor_id=""), "actor_id"),
+        (lambda memory: memory.put("\u6771" * 500, "x", actor_id="\u4eac" * 500), "path"),
+        (lambda memory: memory.list(""), "path"),
+        (lambda memory: memory.list(path_prefix="\x00"), "path_prefix"),
+        (lambda memory: memory.search(7), "text"),
+        (lambda memory: memory.search("x" * (MAX_CONTENT + 1)), "text"),
+        (lambda memory: memory.search("a", limit="5"), "limit"),
         (lambda memory: memory.put("a", "x", session_id="\x00"), "session_id"),
         (lambda memory: memory.search("a", limit=0), "limit"),
         (lambda memory: memory.search("a", limit=101), "limit"),

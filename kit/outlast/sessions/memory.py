@@ -13,6 +13,8 @@ from outlast.store.store import Store
 
 MAX_CONTENT = 65_536
 """Characters of one memory."""
+MAX_NAME_BYTES = 2500
+"""Bytes of principal, actor, path and session together: PostgreSQL's index takes no more."""
 MOST_FOUND = 100
 MOST_LISTED = 1000
 
@@ -67,7 +69,8 @@ class MemoryStore:
     ) -> Memory:
         """Store a memory, whatever was at the path; with `append`, behind what is there.
 
-        With a `key` of the caller's making, the same change again changes nothing.
+        With a `key` of the caller's making, the same change again changes nothing, until 16 other changes of the memory
+        or its removal came between.
         """
         return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
 
@@ -85,12 +88,19 @@ class MemoryStore:
         return _memory(found)
 
     async def list(
-        self, *, path_prefix: str = "", actor_id: str | None = None, session_id: str | None = None, limit: int = 100
+        self,
+        path: str | None = None,
+        path_prefix: str = "",
+        *,
+        actor_id: str | None = None,
+        session_id: str | None = None,
+        limit: int = 100,
     ) -> Sequence[Memory]:
-        """Return memories whose path begins so, by path; of every session unless one is named."""
+        """Return memories at a path, or whose path begins so, by path; of every session unless one is named."""
         found = await (await self._store()).read.memories(
-            self._principal, self._actor(actor_id), prefix=_path(path_prefix) if path_prefix else "",
-            session_id=_session(session_id), limit=_bounded(limit, MOST_LISTED),
+            self._principal, self._actor(actor_id), path=None if path is None else _path(path),
+            prefix="" if path_prefix == "" else _path(path_prefix, "path_prefix"), session_id=_session(session_id),
+            limit=_bounded(limit, MOST_LISTED),
         )  # fmt: skip
         return [_memory(one) for one in found]
 
@@ -99,7 +109,7 @@ class MemoryStore:
     ) -> Sequence[MemorySearchResult]:
         """Return the memories that have any word of a text, the best first. No character of it is an operator."""
         found = await (await self._store()).read.found_memories(
-            self._principal, self._actor(actor_id), _content(text), session_id=_session(session_id),
+            self._principal, self._actor(actor_id), _content(text, "text"), session_id=_session(session_id),
             limit=_bounded(limit, MOST_FOUND),
         )  # fmt: skip
         return [MemorySearchResult(_memory(one), score) for one, score in found]
@@ -126,7 +136,14 @@ class MemoryStore:
         return self._source if isinstance(self._source, Store) else await self._source.store()
 
     def _key(self, path: str, actor_id: str | None, session_id: str | None) -> Key:
-        return Key(self._principal, self._actor(actor_id), _path(path), _session(session_id) or "")
+        key = Key(self._principal, self._actor(actor_id), _path(path), _session(session_id) or "")
+        if sum(len(part.encode()) for part in key) > MAX_NAME_BYTES:
+            raise InvalidRequest(
+                f"`path`, `actor_id` and `session_id` have more than {MAX_NAME_BYTES} bytes together",
+                code="invalid_path",
+                field="path",
+            )
+        return key
 
     def _actor(self, actor_id: str | None) -> str:
         return self._principal if actor_id is None else _name(actor_id, "actor_id")
@@ -139,24 +156,24 @@ def _memory(stored: StoredMemory) -> Memory:
     )  # fmt: skip
 
 
-def _path(path: object) -> str:
+def _path(path: object, field: str = "path") -> str:
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise InvalidRequest(
-            "`path` must be a string of 1 to 512 characters without control characters",
+            f"`{field}` must be a string of 1 to 512 characters without control characters",
             code="invalid_path",
-            field="path",
+            field=field,
         )
     return path
 
 
-def _content(content: object) -> str:
+def _content(content: object, field: str = "content") -> str:
     if not isinstance(content, str):
-        raise InvalidRequest("`content` must be a string", code="invalid_content", field="content")
+        raise InvalidRequest(f"`{field}` must be a string", code=f"invalid_{field}", field=field)
     if len(content) > MAX_CONTENT:
         raise InvalidRequest(
-            f"`content` has {len(content)} characters; the limit is {MAX_CONTENT}",
-            code="memory_too_large",
-            field="content",
+            f"`{field}` has {len(content)} characters; the limit is {MAX_CONTENT}",
+            code="memory_too_large" if field == "content" else f"invalid_{field}",
+            field=field,
         )
     return content
 
@@ -172,7 +189,7 @@ def _name(value: object, field: str) -> str:
         raise InvalidRequest(f"`{field}` must be a string of 1 to 512 characters", field=field) from None
 
 
-def _bounded(limit: int, most: int) -> int:
-    if not 1 <= limit <= most:
+def _bounded(limit: object, most: int) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= most:
         raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
     return limit

@@ -1,7 +1,7 @@
 """Memories and the search in them. What is searched is a copy in words, made here, so that both databases find the same.
 
-Words are runs of letters and digits, in lower case, stemmed as English by the database. Chinese, Japanese and Korean have
-no spaces: each run of them is kept as its characters and its pairs of neighbours (grams).
+Words are runs of letters and digits, in lower case without accents, stemmed as English by the database. Chinese,
+Japanese and Korean have no spaces: each run of them is kept as its characters and its pairs of neighbours (grams).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 
 from outlast.core import jsontext
 from outlast.core.errors import Conflict, InvalidRequest, NotFound
-from outlast.store.statements import Connection, Rows, Statement, query
+from outlast.store.statements import Again, Connection, Rows, Statement, query
 from outlast.store.tables import memories
 from outlast.store.writer import seen_once
 
@@ -27,9 +27,17 @@ RECENT_KEYS = 16
 
 Submit = Callable[[str, Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
-_CJK = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+LONGEST_WORD = 500
+"""Characters of a word that are looked at: PostgreSQL stores a longer one as another word, out of order, and does not say so."""
+
+# Without the marks among the kana, such as the middle dot: SQLite takes them for spaces.
+_CJK = (
+    "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _RUN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
 _IS_CJK = re.compile(rf"[{_CJK}]")
+_ACCENTS = re.compile("[\u0300-\u036f]")
 
 
 class StoredMemory(NamedTuple):
@@ -57,12 +65,13 @@ def words_and_grams(text: str) -> tuple[list[str], list[list[str]]]:
     """Return the words of a text, and for each run of CJK its grams."""
     words: list[str] = []
     grams: list[list[str]] = []
-    for run in _RUN.findall(unicodedata.normalize("NFKC", text).lower()):
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
+    for run in _RUN.findall(unicodedata.normalize("NFKC", bare).casefold()):
         if _IS_CJK.match(run):
             pairs = [run[at : at + 2] for at in range(len(run) - 1)]
             grams.append(pairs or [run])
         else:
-            words.append(run)
+            words.append(run[:LONGEST_WORD])
     return words, grams
 
 
@@ -122,6 +131,8 @@ def _write(connection: Connection, key: Key, content: str, mode: Mode, token: st
         created = connection.send(_INSERT, **fields).count() == 1
     found = query(connection, _FIND, **fields)
     if not found:
+        if mode != "update":
+            raise Again("the memory was removed between two statements")
         raise NotFound(f"there is no memory at {key.path!r}")
     *row, keys = found[0]
     memory, recent = StoredMemory(*row), jsontext.decode(keys)
@@ -181,10 +192,19 @@ def read(connection: PooledConnection, key: Key) -> StoredMemory | None:
 
 
 def listed(
-    connection: PooledConnection, principal: str, actor_id: str, *, prefix: str, session_id: str | None, limit: int
+    connection: PooledConnection,
+    principal: str,
+    actor_id: str,
+    *,
+    path: str | None,
+    prefix: str,
+    session_id: str | None,
+    limit: int,
 ) -> list[StoredMemory]:
-    """Return memories whose path begins with `prefix`, by path."""
+    """Return memories at `path` or whose path begins with `prefix`, by path."""
     found = _of(_MEMORIES, principal, actor_id, session_id)
+    if path is not None:
+        found = found.where(memories.c.path == path)
     if prefix:
         found = found.where(func.substr(memories.c.path, 1, len(prefix)) == prefix)
     rows = connection.execute(found.order_by(memories.c.path, memories.c.session_id).limit(limit))

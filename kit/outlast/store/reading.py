@@ -238,12 +238,12 @@ class Reader:
         return await self._run(lambda connection: remembered.read(connection, key))
 
     async def memories(
-        self, principal: str, actor_id: str, *, prefix: str, session_id: str | None, limit: int
+        self, principal: str, actor_id: str, *, path: str | None, prefix: str, session_id: str | None, limit: int
     ) -> list[StoredMemory]:
         """By path."""
         return await self._run(
             lambda connection: remembered.listed(
-                connection, principal, actor_id, prefix=prefix, session_id=session_id, limit=limit
+                connection, principal, actor_id, path=path, prefix=prefix, session_id=session_id, limit=limit
             )
         )
 
