@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from outlast import Agent, open_store
+from outlast.adapters import MEMORY_TOOLS
 from outlast.core.errors import Conflict, InvalidRequest, NotFound
-from outlast.sessions import MemoryStore
+from outlast.sessions import MemoryStore, SessionStore
 from outlast.sessions.memory import MAX_CONTENT
 from outlast.store import Store
+from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -245,3 +248,19 @@ async def test_bad_requests_are_refused_and_named(memory: MemoryStore, act: Any,
         await act(memory)
     assert caught.value.field == field
     assert await memory.list() == []
+
+
+async def test_a_model_remembers_for_the_actor_of_its_session(store_url: str) -> None:
+    said: list[Say | str] = [
+        Say(calls=[ScriptedCall("remember", {"path": "food", "content": "likes tea"})]),
+        Say(calls=[ScriptedCall("recall", {"query": "tea"}), ScriptedCall("list_memories", {})]),
+        Say(calls=[ScriptedCall("forget", {"path": "food"}), ScriptedCall("forget", {"path": "food"})]),
+        "Done.",
+    ]
+    async with open_store(store_url) as store:
+        await SessionStore(store).create("s", actor_id="ann")
+        reply = await Agent(ScriptedModel(Script(*said)), tools=MEMORY_TOOLS).session("s", store=store).run("hi")
+        told = [message["content"] for message in reply.messages if message["role"] == "tool"]
+        assert told[:3] == ["Kept at food.", "food:\nlikes tea", "food"]
+        assert sorted(told[3:]) == ["Forgot food.", "Not done: there is no memory at 'food'"]
+        assert await MemoryStore(store).list(actor_id="ann") == []

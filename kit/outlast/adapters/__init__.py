@@ -2,11 +2,13 @@
 
 from outlast.adapters.journal import CurrentToolCall, current_tool_call
 from outlast.adapters.local import LocalStore, open_store
+from outlast.adapters.memory import MEMORY_TOOLS
 from outlast.adapters.protocol import AgentAdapter, DurableAgent
 from outlast.adapters.session import ChatSession, SyncChatSession
 from outlast.core.reply import Reply
 
 __all__ = [
+    "MEMORY_TOOLS",
     "AgentAdapter",
     "ChatSession",
     "CurrentToolCall",

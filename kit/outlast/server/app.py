@@ -13,6 +13,7 @@ from outlast.engine import EngineSettings
 from outlast.server import openapi, problems
 from outlast.server.agents import Agents, AgentSetupError
 from outlast.server.invocations import Invocations
+from outlast.server.memories import Memories
 from outlast.server.operations import operations
 from outlast.server.runtime import Runtime, running
 from outlast.server.sessions import Sessions
@@ -141,7 +142,11 @@ class _Part:
         app.include_router(operations(self), prefix=self.prefix)
         # First, for they are the hot path, and a catch-all of the app must not take them.
         invocations = Invocations(self)
-        app.router.routes[:0] = [*invocations.routes(), *Sessions(self, invocations).routes()]
+        app.router.routes[:0] = [
+            *invocations.routes(),
+            *Sessions(self, invocations).routes(),
+            *Memories(self).routes(),
+        ]
         app.router.lifespan_context = self._around(app.router.lifespan_context)
         if app is not self._server:
             openapi.describe(app, self.prefix)

@@ -1,0 +1,124 @@
+"""`/api/memories`: what is known about an actor. A memory is named by `path`, `actor_id` and `session_id` in the query."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from outlast.core import jsontext
+from outlast.core.errors import InvalidRequest
+from outlast.server import body, parameters
+from outlast.server.answers import json_answer, route
+from outlast.server.principal import caller
+from outlast.server.runtime import Runtime
+from outlast.sessions import Memory, MemoryStore
+from outlast.wires.native import accept, project
+
+NAME = ("path", "actor_id", "session_id")
+
+
+class Serving(Protocol):
+    """What these routes need of their server."""
+
+    prefix: str
+
+    def runtime(self) -> Runtime: ...
+
+
+class Memories:
+    """The endpoints of one server."""
+
+    def __init__(self, server: Serving) -> None:
+        self._server = server
+
+    def routes(self) -> list[BaseRoute]:
+        root = f"{self._server.prefix}/api/memories"
+        entry = {"GET": self.get, "HEAD": self.get, "PUT": self.put, "PATCH": self.update, "DELETE": self.delete}
+        return [
+            route(root, {"GET": self.list, "HEAD": self.list, "POST": self.add}),
+            route(f"{root}/entry", entry),
+            route(f"{root}/search", {"GET": self.search, "HEAD": self.search}),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        query = parameters.query(request, ("path_prefix", "actor_id", "session_id", "limit"))
+        found = await self._store(request).list(
+            path_prefix=query.get("path_prefix", ""), actor_id=query.get("actor_id"),
+            session_id=query.get("session_id"), limit=parameters.limit(query.get("limit")),
+        )  # fmt: skip
+        return json_answer(project.page([_memory(one) for one in found], None))
+
+    async def search(self, request: Request) -> Response:
+        """The best first."""
+        query = parameters.query(request, ("q", "actor_id", "session_id", "limit"))
+        if "q" not in query:
+            raise InvalidRequest("`q` is required: what to look for", code="invalid_parameter", field="q")
+        found = await self._store(request).search(
+            query["q"], actor_id=query.get("actor_id"), session_id=query.get("session_id"),
+            limit=parameters.limit(query.get("limit")) if "limit" in query else 10,
+        )  # fmt: skip
+        shown = [f'{{"score":{jsontext.encode(one.score)},"memory":{_memory(one.memory)}}}' for one in found]
+        return json_answer(project.page(shown, None))
+
+    async def add(self, request: Request) -> Response:
+        fields = await self._fields(request, *NAME, "content")
+        name = {field: fields.get(field) for field in NAME[1:]}
+        added = await self._store(request).add(_required(fields, "path"), _required(fields, "content"), **name)
+        return json_answer(_memory(added), 201)
+
+    async def get(self, request: Request) -> Response:
+        return json_answer(_memory(await self._store(request).get(**_name(request))))
+
+    async def put(self, request: Request) -> Response:
+        """Store, or with `append` add to what is there; with `key`, once."""
+        fields = await self._fields(request, "content", "append", "key")
+        append = fields.get("append", False)
+        if not isinstance(append, bool):
+            raise InvalidRequest("`append` must be true or false", code="invalid_field", field="append")
+        stored = await self._store(request).put(
+            content=_required(fields, "content"),
+            append=append,
+            key=fields.get("key"),
+            **_name(request),
+        )
+        return json_answer(_memory(stored))
+
+    async def update(self, request: Request) -> Response:
+        fields = await self._fields(request, "content")
+        updated = await self._store(request).update(content=_required(fields, "content"), **_name(request))
+        return json_answer(_memory(updated))
+
+    async def delete(self, request: Request) -> Response:
+        await self._store(request).delete(**_name(request))
+        return Response(status_code=204)
+
+    def _store(self, request: Request) -> MemoryStore:
+        return MemoryStore(self._server.runtime().store, principal=caller(request).principal)
+
+    async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
+        raw = await body.read(request, self._server.runtime().settings.max_body_bytes)
+        return accept.fields(jsontext.parse(raw) if raw else {}, frozenset(known))
+
+
+def _required(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise InvalidRequest(f"`{name}` is required", code="invalid_field", field=name)
+    return fields[name]
+
+
+def _name(request: Request) -> dict[str, Any]:
+    query = parameters.query(request, NAME)
+    return {"path": query.get("path", ""), "actor_id": query.get("actor_id"), "session_id": query.get("session_id")}
+
+
+def _memory(memory: Memory) -> str:
+    fields = jsontext.encode(
+        {
+            "path": memory.path, "content": memory.content, "actor_id": memory.actor_id,
+            "session_id": memory.session_id,
+        }
+    )  # fmt: skip
+    times = f'"created_at":{project.time(memory.created_at)},"updated_at":{project.time(memory.updated_at)}'
+    return f"{fields[:-1]},{times}}}"

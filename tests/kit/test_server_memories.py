@@ -1,0 +1,64 @@
+"""`/api/memories`, over a real socket."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from outlast import AgentHandlers, DurableAgentServer
+from outlast.testing.serving import ServerThread
+
+API = "/api/memories"
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[httpx.Client]:
+    app = DurableAgentServer(AgentHandlers(lambda context: 1, lambda context: 1), store=store_url)
+    with ServerThread(app) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> None:
+    name = {"path": "notes/food", "actor_id": "ann"}
+    added = client.post(API, json={**name, "content": "likes tea"})
+    assert (added.status_code, added.json()["content"]) == (201, "likes tea")
+    assert client.post(API, json={**name, "content": "x"}).json()["code"] == "memory_exists"
+    for _ in range(2):
+        client.put(f"{API}/entry", params=name, json={"content": ", green", "append": True, "key": "k"})
+    assert client.get(f"{API}/entry", params=name).json()["content"] == "likes tea, green"
+    (found,) = client.get(f"{API}/search", params={"q": "liking green", "actor_id": "ann"}).json()["items"]
+    assert (found["memory"]["path"], found["score"] > 0) == ("notes/food", True)
+    assert [one["path"] for one in client.get(API, params={"actor_id": "ann"}).json()["items"]] == ["notes/food"]
+    assert client.get(API).json()["items"] == []
+    assert client.patch(f"{API}/entry", params=name, json={"content": "coffee"}).json()["content"] == "coffee"
+    assert client.delete(f"{API}/entry", params=name).status_code == 204
+    assert client.get(f"{API}/entry", params=name).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", "", {"content": "x"}, "path"),
+        ("POST", "", {"path": "a"}, "content"),
+        ("POST", "", {"path": "a", "content": 7}, "content"),
+        ("POST", "", {"path": "a", "content": "x", "colour": 1}, "colour"),
+        ("POST", "", {"path": "a", "content": "x", "actor_id": 7}, "actor_id"),
+        ("PUT", "/entry", {"content": "x"}, "path"),
+        ("PUT", "/entry?path=a", {"content": "x", "append": 1}, "append"),
+        ("PUT", "/entry?path=a", {"content": "x", "key": ""}, "key"),
+        ("GET", "/entry?pth=a", None, "pth"),
+        ("GET", "/search", None, "q"),
+        ("GET", "/search?q=a&limit=101", None, "limit"),
+        ("GET", "?limit=0", None, "limit"),
+        ("GET", "?actor_id=%00", None, "actor_id"),
+    ],
+)
+def test_a_bad_request_is_refused_and_named(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture, method: str, path: str, body: Any, field: str
+) -> None:
+    answer = client.request(method, f"{API}{path}", json=body)
+    assert (answer.status_code, answer.json().get("field")) == (422, field)
+    assert client.get(API).json()["items"] == []
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
