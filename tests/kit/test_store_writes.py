@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -6,6 +7,8 @@ import pytest
 from outlast.core.errors import LeaseLost, StoreError
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
+from outlast.store.statements import Connection
+from outlast.store.writer import Call as StoreCall
 
 pytestmark = pytest.mark.anyio
 
@@ -180,3 +183,22 @@ async def test_an_operation_that_breaks_the_writer_fails_alone_and_the_writer_go
     with pytest.raises(StoreError):
         await store.accept(None, lease=False)  # type: ignore[arg-type]  # what the writer does not expect
     assert (await store.accept(make_request("s"), lease=True)).created
+
+
+async def test_what_was_stored_before_its_round_broke_is_not_told_otherwise(store: Store, run: Invocation) -> None:
+    go_on = threading.Event()
+    told: list[bool] = []
+
+    def end_the_thread(connection: Connection) -> None:
+        raise SystemExit
+
+    together = store._writer.submit(StoreCall("", lambda connection: go_on.wait()))
+    writing = store.write(run.number, 1, events=[(1, 1, "1")], told=told.append)
+    broken = store._writer.submit(StoreCall("", end_the_thread))
+    go_on.set()
+    await together
+    done, _ = await asyncio.wait([broken], timeout=10)
+    assert done and isinstance(broken.exception(), StoreError)
+    await writing
+    await store.write(run.number, 1, events=[(2, 1, "2")])
+    assert told == [True]

@@ -120,7 +120,7 @@ class Writer:
         """Do a round; whatever goes wrong in it, everybody gets an answer and the thread goes on."""
         try:
             return self._round(items)
-        except Exception:
+        except BaseException:  # a thread that ends, by SystemExit too, would leave every later write waiting
             logger.exception("a round of writes failed")
             self._connection.rollback()
             error = StoreError("the store operation failed; see the log")
@@ -230,9 +230,9 @@ def _unanswered() -> StoreError:
 
 
 def _deliver(results: Sequence[_Result]) -> None:
-    """Tell followers first, in order of commit, then whoever awaits the write."""
-    for operation, _, answer in results:
-        if isinstance(operation, Write) and operation.told is not None:
+    """Tell followers first, in order of commit, then whoever awaits the write. What was told before, is left alone."""
+    for operation, future, answer in results:
+        if isinstance(operation, Write) and operation.told is not None and not future.done():
             try:
                 operation.told(not isinstance(answer, OutlastError))
             except Exception:
