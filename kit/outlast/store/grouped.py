@@ -14,6 +14,7 @@ from outlast.core.errors import Conflict, Gone, LeaseLost, OutlastError
 from outlast.core.records import Invocation, OnActive, Outcome, Request
 from outlast.store.invocations import COLUMNS, INVOCATION_COLUMNS, RELEASE, invocation
 from outlast.store.statements import Connection, Pending, Row, Rows, Statement, query, values
+from outlast.store.workers import FENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,6 @@ class Finish:
 Operation = Accept | Write | Finish
 Answer = Accepted | Finished | list[list[Row]] | OutlastError | None
 """None: this batch could not answer the operation; it must be repeated alone."""
-
-_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 
 _PRINCIPAL, _ID = COLUMNS.index("principal"), COLUMNS.index("id")
 _ACCEPT_COLUMNS = {
@@ -334,7 +333,7 @@ def _add(batch: _Batch, operation: Operation) -> None:
 
 def _send(connection: Connection, batch: _Batch) -> None:
     if connection.dialect == "postgresql" and batch.me is not None:
-        connection.send(_FENCE, me=batch.me)
+        connection.send(FENCE, me=batch.me)
     finishing = values(sorted({f.session_number for f in batch.finishes if f.session_number is not None}))
     if batch.accepts:
         _send_accepts(connection, batch, finishing)

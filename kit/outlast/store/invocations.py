@@ -11,6 +11,7 @@ from typing import Literal
 from outlast.core.errors import Conflict, NotFound
 from outlast.core.records import Invocation, Kind, Outcome, Status
 from outlast.store.statements import Connection, Row, Rows, Statement, query, values
+from outlast.store.workers import FENCE
 
 CancelReason = Literal["cancelled", "timeout"]
 
@@ -41,7 +42,6 @@ RELEASE = Statement(
 )
 """Let the first unfinished invocation of each session start."""
 
-_MY_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 _ONE_AT_A_TIME = Statement("SELECT pg_advisory_xact_lock(hashtext(CAST(:name AS text)))")
 _CLAIM = Statement(
     """
@@ -83,7 +83,7 @@ def claim(
     claimed whose answer was lost. `only` restricts the claim to one invocation's number.
     """
     if connection.dialect == "postgresql":
-        connection.send(_MY_FENCE, me=me)
+        connection.send(FENCE, me=me)
     if per_principal and connection.dialect == "postgresql":
         connection.send(_ONE_AT_A_TIME, name="outlast.claim")
     input = Rows(["agent"], [(agent,) for agent in agents])

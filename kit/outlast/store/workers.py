@@ -8,6 +8,9 @@ TAKEOVER_LOCK_TIMEOUT_MS = 3000
 """A batch of the dead worker may still be open; it ends by itself or by its idle timeout, and the next scan tries
 again."""
 
+FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
+"""What a transaction holds that writes under leases: whoever takes them away must have this row first."""
+
 _REGISTER = Statement(
     """
     INSERT INTO {p}workers (id, host, pid, lock_file, started_at) VALUES (:id, :host, :pid, :lock_file, {now})
