@@ -494,8 +494,7 @@ def _not_created(row: Row, request: Request) -> Answer:
         if found.fingerprint == request.fingerprint:
             return Accepted(found, created=False)
         return Conflict(
-            f"invocation {request.id} exists with another input, session_id, agent, config or kind; "
-            "use a new id for a new request",
+            f"invocation {request.id} exists with another {_differing(found, request)}; use a new id for a new request",
             code="idempotency_conflict",
         )
     if tombstone is not None:
@@ -508,3 +507,21 @@ def _not_created(row: Row, request: Request) -> Answer:
     if session_agent is not None and request.on_active is OnActive.REJECT:
         return Conflict("this session has an invocation that is not final yet", code="session_active")
     return None
+
+
+def _differing(found: Invocation, request: Request) -> str:
+    """Name the fields in which two requests differ, and no value of them."""
+    compared = {
+        "input": _same_json(found.input, request.input),
+        "session_id": found.session_id == request.session_id,
+        "agent": found.agent == request.agent,
+        "config": _same_json(found.config, request.config),
+        "kind": found.kind == request.kind,
+    }
+    # Keys that are no strings are ordered as what they are in a fingerprint, and stored as strings.
+    *others, last = [name for name, same in compared.items() if not same] or ["input"]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _same_json(one: str, other: str) -> bool:
+    return one == other or jsontext.fingerprint(jsontext.decode(one)) == jsontext.fingerprint(jsontext.decode(other))
