@@ -1,9 +1,11 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from outlast.core import faults
 from outlast.core.errors import LeaseLost, StoreError
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
@@ -180,8 +182,9 @@ async def test_a_statement_that_can_never_work_fails_alone_and_is_not_tried_for_
 async def test_an_operation_that_breaks_the_writer_fails_alone_and_the_writer_goes_on(
     store: Store, make_request: Make
 ) -> None:
-    with pytest.raises(StoreError):
-        await store.accept(None, lease=False)  # type: ignore[arg-type]  # what the writer does not expect
+    futures = [store.accept(None, lease=False) for _ in range(2)]  # type: ignore[arg-type]  # not expected by the writer
+    await asyncio.wait(futures, timeout=10)
+    assert all(future.done() and isinstance(future.exception(), StoreError) for future in futures)
     assert (await store.accept(make_request("s"), lease=True)).created
 
 
@@ -202,3 +205,36 @@ async def test_what_was_stored_before_its_round_broke_is_not_told_otherwise(stor
     await writing
     await store.write(run.number, 1, events=[(2, 1, "2")])
     assert told == [True]
+
+
+@pytest.mark.parametrize("where", ["events", "journal"])
+async def test_a_batch_is_bounded_by_its_bytes_too(store: Store, run: Invocation, where: str) -> None:
+    """Otherwise what waits for a slow database could make one statement of gigabytes."""
+    text, batches, go_on = f'"{"x" * 1_000_000}"', 0, threading.Event()
+
+    def count(point: str) -> None:
+        nonlocal batches
+        batches += point in ("events.begin", "journal.started.begin")
+
+    def large(number: int) -> dict[str, Any]:
+        if where == "events":
+            return {"events": [(number, 1, text)]}
+        return {
+            "parts": [
+                journal.started(
+                    scope="s1", key=f"k{number}", token="t", call_id="c", name="pay", arguments=text, position=None
+                )
+            ]
+        }
+
+    faults.install(count)
+    try:
+        before = store._writer.submit(StoreCall("", lambda connection: go_on.wait()))
+        writing = [store.write(run.number, 1, **large(number)) for number in range(1, 21)]
+        go_on.set()
+        await asyncio.gather(before, *writing)
+    finally:
+        faults.install(None)
+    assert 4 <= batches <= 10
+    stored = await store.read.last_position(run.number) if where == "events" else len(await store.read.calls("s1"))
+    assert stored == 20

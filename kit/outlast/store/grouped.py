@@ -309,6 +309,25 @@ def separable(operations: Sequence[Operation]) -> tuple[list[Operation], list[Op
     return now, later
 
 
+def size(operation: Operation) -> int:
+    """Return about how many bytes an operation brings, without looking at any of them."""
+    match operation:
+        case Write():
+            events = sum([len(text) for _, _, text in operation.events])
+            return events + sum([_weight(value) for part in operation.parts for value in part.parameters.values()])
+        case Accept():
+            return len(operation.request.input) + len(operation.request.config)
+        case Finish():
+            outcome = operation.outcome
+            return sum([len(text or "") for text in (outcome.output, outcome.error, outcome.interrupt, outcome.usage)])
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum([_weight(field) for item in value.items for field in item]) if isinstance(value, Rows) else 0
+
+
 def connection_reach(connection: Connection, points: Sequence[str]) -> None:
     """Stop before the commit, where a test asks for it, with every statement executed and every lock held."""
     if faults.active():

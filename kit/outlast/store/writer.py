@@ -23,6 +23,9 @@ logger = logging.getLogger("outlast.store")
 BATCH_LIMIT = 512
 """Operations in one transaction."""
 
+BATCH_BYTES = 4 << 20
+"""Bytes in one transaction, about: the operation that goes beyond it is the last of its batch."""
+
 AGAIN_LIMIT = 50
 AGAIN_SECONDS = 0.005
 FIRST_RETRY_SECONDS = 0.05
@@ -107,12 +110,16 @@ class Writer:
 
     def _take(self) -> tuple[list[_Item], bool]:
         items: list[_Item] = []
+        room = BATCH_BYTES
         next_ = self._queue.get()
         while True:
             if isinstance(next_, _Stop):
                 return items, True
             items.append(next_)
             if len(items) >= BATCH_LIMIT or self._queue.empty():
+                return items, False
+            room -= _size(next_[0])
+            if room <= 0:
                 return items, False
             next_ = self._queue.get()
 
@@ -223,6 +230,14 @@ class Writer:
             self._loop.call_soon_threadsafe(_deliver, results)
         except RuntimeError:
             logger.warning("%d committed store operations had nobody to tell: the loop is closed", len(results))
+
+
+def _size(operation: Operation | Call[Any]) -> int:
+    """Return about how many bytes an operation brings."""
+    try:
+        return 0 if isinstance(operation, Call) else grouped.size(operation)
+    except Exception:  # noqa: BLE001 - it fails again where it has an answer
+        return 0
 
 
 def _unanswered() -> StoreError:
