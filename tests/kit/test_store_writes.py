@@ -9,6 +9,7 @@ from outlast.core import faults
 from outlast.core.errors import LeaseLost, StoreError
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
+from outlast.store.reading import EVENTS_BYTES
 from outlast.store.statements import Connection
 from outlast.store.writer import Call as StoreCall
 
@@ -238,3 +239,27 @@ async def test_a_batch_is_bounded_by_its_bytes_too(store: Store, run: Invocation
     assert 4 <= batches <= 10
     stored = await store.read.last_position(run.number) if where == "events" else len(await store.read.calls("s1"))
     assert stored == 20
+
+
+@pytest.mark.parametrize(("count", "size"), [(30, 100_000), (2000, 1)])
+async def test_a_run_with_very_much_to_say_keeps_no_other_follower_waiting(
+    store: Store, run: Invocation, make_request: Make, count: int, size: int
+) -> None:
+    """What is read at once is bounded by events and bytes, and begins where the last reading stopped."""
+    others = [(await store.accept(make_request(), lease=True)).invocation for _ in range(2)]
+    await store.write(run.number, 1, events=[(n, 1, f'"{"x" * size}"') for n in range(1, count + 1)])
+    for other in others:
+        await store.write(other.number, 1, events=[(1, 1, "1")])
+    await store.finish(run.number, 1, run.session_number, DONE)
+    cursors = {one.number: 0 for one in (run, *others)}
+    first = await store.read.tails(cursors, limit=500)
+    read = [event.text for tail in first.runs.values() for event in tail.events]
+    assert 1 <= len(read) <= 500 and sum(map(len, read)) <= EVENTS_BYTES + size + 2
+    assert first.runs[run.number].final is None and first.next is not None
+    second = await store.read.tails(cursors, limit=500, first=first.next)
+    assert all(len(second.runs[other.number].events) == 1 for other in others)
+    tail, seen = second.runs[run.number], 0
+    while tail.final is None:
+        seen = tail.events[-1].position
+        tail = (await store.read.tails({run.number: seen}, limit=500)).runs[run.number]
+    assert (tail.events[-1].position, tail.final.output) == (count, DONE.output)
