@@ -66,6 +66,37 @@ def test_a_bad_target_is_one_clear_line(here: Path, target: str, says: str) -> N
     assert says in output
 
 
+@pytest.mark.parametrize(
+    ("app", "kind"),
+    [("FastAPI()", "fastapi.applications.FastAPI"), ("plain", "builtins.function"), ("CORSMiddleware(plain)", "CORS")],
+)
+def test_a_plain_app_is_no_target_and_the_line_says_how_it_is_run(here: Path, app: str, kind: str) -> None:
+    name = module_name()
+    (here / f"{name}.py").write_text(
+        "from fastapi import FastAPI\nfrom starlette.middleware.cors import CORSMiddleware\n"
+        f"async def plain(scope, receive, send): ...\napp = {app}\n"
+    )
+    (here / "sub").mkdir()
+    (here / "sub" / f"{name}2.py").write_text((here / f"{name}.py").read_text())
+    for target, command in (
+        (f"{name}:app", f"`uvicorn {name}:app`"),
+        (f"{name}.py:app", f"`uvicorn {name}:app`"),
+        (f"sub/{name}2.py:app", f"`uvicorn --app-dir sub {name}2:app`"),
+    ):
+        code, output = run("serve", target)
+        assert (code, output.count("\n")) == (2, 1)
+        for text in ("no DurableAgentServer", kind, "an agent is an adapter, AgentHandlers, or", "langgraph", command):
+            assert text in output
+
+
+def test_what_is_no_app_either_is_not_sent_to_uvicorn(here: Path) -> None:
+    name = module_name()
+    (here / f"{name}.py").write_text("from fastapi import FastAPI as factory\nnumber = 5\nasync def handler(c): ...\n")
+    for target in ("factory", "number", "handler"):
+        code, output = run("serve", f"{name}:{target}")
+        assert code == 2 and "uvicorn" not in output and "is no agent" in output
+
+
 def test_an_error_in_the_target_names_its_line(here: Path) -> None:
     name = module_name()
     (here / f"{name}.py").write_text("x = 1\ny = x / 0\n")

@@ -5,6 +5,7 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from outlast.core import jsontext
 from outlast.core.records import Request, Status
 from outlast.engine import AgentHandlers, Engine, EngineSettings, InvocationContext
-from outlast.store import Store
+from outlast.store import Store, workers
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import HoldAt, KillHarness
+from outlast.testing.postgres import PostgresServer
 
 Make = Callable[..., Request]
 
@@ -253,3 +255,37 @@ async def check_order(url: str, lines: list[str], sessions: int) -> None:
         accepted = [jsontext.decode(run.input)["name"] for run in reversed(listed)]
         assert [line.split()[0] for line in lines if int(line.split()[0]) % sessions == session] == accepted
     await store.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.anyio
+async def test_workers_whose_transactions_stay_open_hold_up_neither_beats_nor_what_is_taken_from_others(
+    postgres_server: PostgresServer, make_request: Make, quick: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three dead workers left a transaction, a fourth a run that goes on and one that does not stop when asked."""
+    monkeypatch.setattr(workers, "LOCK_TIMEOUT_MS", 1000)
+    settings = replace(quick, dead_after=2.5, cancel_grace=0.0)
+    store = await Store.open(postgres_server.create_database())
+    for name in ("frozen 1", "frozen 2", "frozen 3", "dead"):
+        await store.register(id=name, host="elsewhere", pid=1, lock_file=None)
+        store.worker = name
+        runs = [(await store.accept(make_request(), lease=True)).invocation for _ in range(2)]
+        await store.cancel("local", runs[1].id)
+    connection = store.connect()
+    connection.begin()
+    handlers = AgentHandlers(lambda context: None, lambda context: context.attempt)
+    engine = Engine(store, {"a": handlers}, settings)
+    await engine.start()
+    try:
+        async with asyncio.timeout(60):
+            while not all([(await engine.get("local", run.id)).status.final for run in runs]):
+                for frozen in ("frozen 1", "frozen 2", "frozen 3"):
+                    connection.send(workers.FENCE, me=frozen).rows()  # often, for an idle transaction is ended
+                assert engine.connected
+                await asyncio.sleep(0.02)
+        assert [row.id for row in await store.read.workers()][:3] == ["frozen 1", "frozen 2", "frozen 3"]
+    finally:
+        connection.rollback()
+        connection.close()
+        await engine.stop()
+        await store.close()

@@ -16,7 +16,7 @@ from outlast.core.errors import LeaseLost
 from outlast.core.records import Outcome, Request, Status
 from outlast.engine import AgentHandlers, Engine, EngineSettings, InvocationContext
 from outlast.store import Store, invocations, workers
-from outlast.store.statements import Connection
+from outlast.store.statements import Again, Connection
 from outlast.store.writer import Call
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import HoldAt, KillHarness, StopAt
@@ -182,6 +182,35 @@ async def test_an_event_that_waited_for_the_end_of_its_lease_is_refused(
         await writing
     assert await store.read.last_position(run.number) == 0
     connection.close()
+
+
+@pytest.mark.postgres
+async def test_a_run_of_a_frozen_worker_is_not_waited_for_longer_than_a_takeover_waits(
+    postgres_server: PostgresServer, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "LOCK_TIMEOUT_MS", 100)
+    store = await Store.open(postgres_server.create_database())
+    await store.register(id="w1", host="here", pid=1, lock_file=None)
+    store.worker = "w1"
+    run = (await store.accept(make_request("s"), lease=True)).invocation
+    loop = asyncio.get_running_loop()
+    frozen, mine = store.connect(), store.connect()
+    frozen.begin()
+    frozen.send(workers.FENCE, me="w1").rows()
+
+    def expire() -> None:
+        mine.begin()
+        invocations.expire(mine, number=run.number, epoch=1, outcome=Outcome.failed("timeout", ""))
+
+    expiring = loop.run_in_executor(None, expire)
+    done, _ = await asyncio.wait([expiring], timeout=4)  # less than an idle transaction may be open
+    frozen.rollback()
+    with pytest.raises(Again):
+        await expiring
+    assert done
+    frozen.close()
+    mine.close()
+    await store.close()
 
 
 async def a_whole_run(store: Store, request: Request) -> list[int]:

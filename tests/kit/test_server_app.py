@@ -2,12 +2,12 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
@@ -250,6 +250,76 @@ def test_install_adds_the_api_to_another_app(url: str) -> None:
         paths = client.get("/openapi.json").json()["paths"]
         assert {"/mine", "/agents/api/invocations", "/agents/api/invocations/{id}/events"} <= set(paths)
     assert seen == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_catch_all_of_the_app_takes_none_of_the_api(url: str, installed: bool) -> None:
+    """Wherever it was added: to the server's own app, or to another before and after the installation."""
+    server = DurableAgentServer(ECHO, store=url)
+    app = FastAPI() if installed else server
+
+    def page(path: str) -> str:
+        return f"page {path}"
+
+    app.get("/{path:path}")(page)
+    if installed:
+        server.install(app)
+        app.get("/{path:path}")(page)
+    with TestClient(app) as client:
+        run = post(client, 1).json()
+        assert client.get(run["status_url"]).json() == run
+        assert "event: end\n" in client.get(run["events_url"]).text
+        assert client.get("/api/sessions").json()["items"] == []
+        assert code(client.get("/api/invocations/x/y")) == (404, "not_found")
+        for path in ("/livez", "/readyz", "/startupz"):
+            assert client.get(path).text == "ok\n"
+        assert client.get("/api/agent").json()["name"] == "agent"
+        assert "outlast_accepted_total" in client.get("/metrics").text
+        assert client.get("/about").json() == "page about"
+
+
+def _with_route(path: str) -> FastAPI:
+    app = FastAPI()
+    app.get(path)(lambda: "mine")
+    return app
+
+
+def _with_router(path: str) -> FastAPI:
+    router, app = APIRouter(), FastAPI()
+    router.get(path)(lambda: "mine")
+    app.include_router(router)
+    return app
+
+
+def _with_mount(path: str) -> FastAPI:
+    app = FastAPI()
+    app.mount(path, PlainTextResponse("mine"))
+    return app
+
+
+@pytest.mark.parametrize("make", [_with_route, _with_router, _with_mount])
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/api/agent", "/api/invocations"])
+def test_a_route_of_the_app_at_a_path_of_the_api_is_refused_by_name(
+    url: str, make: Callable[[str], FastAPI], path: str
+) -> None:
+    outer, server = make(path), DurableAgentServer(ECHO, store=url)
+    with pytest.raises(AgentSetupError, match=rf"at {path}, .*prefix="):
+        server.install(outer)
+    server.install(outer, prefix="/agents")
+    with TestClient(outer) as client:
+        assert client.get("/agents/livez").text == "ok\n"
+        assert "mine" in client.get(path).text
+
+
+def test_a_route_that_is_added_later_at_a_path_of_the_api_makes_the_start_fail(url: str) -> None:
+    app = DurableAgentServer(ECHO, store=url)
+
+    @app.get("/metrics")
+    def metrics() -> str:
+        return "mine"
+
+    with pytest.raises(AgentSetupError, match="at /metrics, "), TestClient(app):
+        pass
 
 
 @pytest.mark.parametrize("prefix", ["agents", "/agents/", "/"])

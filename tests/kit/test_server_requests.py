@@ -141,6 +141,13 @@ def test_a_run_longer_than_its_timeout_fails(client: httpx.Client, gate: str) ->
     assert post(client, {"gate": gate}, timeout=0.2).json()["error"]["code"] == "timeout"
 
 
+def test_a_timeout_of_ten_years_is_kept_and_a_longer_one_refused(client: httpx.Client) -> None:
+    assert post(client, 1, timeout=315_360_000).json()["status"] == "completed"
+    for seconds in (315_360_001, 1e18, 1e300, 10**30):
+        assert problem(post(client, 1, timeout=seconds), 422, "invalid_field")["field"] == "timeout"
+    assert len(listed(client)) == 1
+
+
 def test_what_to_do_about_an_active_run_of_the_session(client: httpx.Client, gate: str) -> None:
     first = post(client, {"gate": gate}, session_id="s", background=True).json()["id"]
     problem(post(client, 1, session_id="s", on_active="reject"), 409, "session_active")

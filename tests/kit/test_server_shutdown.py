@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -216,17 +217,41 @@ def test_ctrl_c_is_a_clean_end_too(make: Make) -> None:
     assert server.wait() == 0, server.log.read_text()
 
 
-def test_asked_a_second_time_the_server_waits_for_no_run(make: Make) -> None:
-    leaving = make(TEST_DRAIN="60")
-    id = post(leaving, sleep=50).json()["id"]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_a_second_time_the_server_waits_for_no_run(make: Make, number: signal.Signals) -> None:
+    leaving = make(TEST_DRAIN="600")
+    id = post(leaving, sleep=500).json()["id"]
     until(lambda: run_of(leaving, id)["status"] == "running")
-    os.kill(leaving.pid, signal.SIGINT)
-    begin = time.monotonic()
-    # One Ctrl-C may arrive twice, so that the second must come a second later.
-    until(lambda: time.monotonic() - begin > 1.2)
-    os.kill(leaving.pid, signal.SIGINT)
+    os.kill(leaving.pid, number)
+    began = time.monotonic()
+    until(lambda: refuses(leaving))
+    if number == signal.SIGTERM:
+        # A process above may pass one on that came already, so that the second must come a second later.
+        until(lambda: time.monotonic() - began > 1.2)
+    os.kill(leaving.pid, number)
     assert leaving.wait(25) == 0, leaving.log.read_text()
     assert final(make(), id)["output"]["attempt"] == 2
+
+
+def test_several_workers_hear_of_a_second_request_to_stop(store_url: str, tmp_path: Path) -> None:
+    options, drain = ("--workers", "2"), {"TEST_DRAIN": "600"}
+    with ServerProcess.serving(TARGET, store_url, *options, log=tmp_path / "leaving", env=drain) as leaving:
+        id = post(leaving, sleep=500).json()["id"]
+        until(lambda: run_of(leaving, id)["status"] == "running")
+        leaving.terminate()
+        until(lambda: refuses(leaving))
+        assert wait_or_ask_again(leaving) == 0, leaving.log.read_text()
+    with ServerProcess.serving(TARGET, store_url, log=tmp_path / "staying") as staying:
+        assert final(staying, id)["output"]["attempt"] == 2
+
+
+def wait_or_ask_again(server: ServerProcess) -> int:
+    """Ask again until it ends; what comes within a second of the last is the same request."""
+    for _ in range(4):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return server.wait(3)
+        server.terminate()
+    return server.wait(10)
 
 
 # BR-27, BR-47

@@ -70,6 +70,37 @@ async def test_the_same_id_for_another_request_is_a_conflict(
     assert found is not None and found.input == request.input
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"input": {"b": 1, "a": "secret"}, "agent": "b"}, "agent"),
+        ({"input": {"b": 1.0, "a": "secret"}}, "input"),
+        ({"session_id": None, "kind": Kind.RESUME}, "session_id and kind"),
+        ({"input": 0, "session_id": "t", "agent": "b", "config": {"k": 2}}, "input, session_id, agent and config"),
+    ],
+)
+async def test_a_conflict_names_what_differs_and_shows_nothing_of_it(
+    store: Store, make_request: Make, changed: dict[str, object], named: str
+) -> None:
+    request = make_request("secret", input={"a": "secret", "b": 1}, config={"k": "secret"})
+    await store.accept(request, lease=True)
+    asked = {
+        "id": request.id, "session_id": "secret", "input": {"a": "secret", "b": 1}, "config": {"k": "secret"}, **changed,
+    }  # fmt: skip
+    with pytest.raises(Conflict, match=rf"exists with another {named};") as caught:
+        await store.accept(make_request(**asked), lease=True)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_conflict_is_one_too_where_only_the_order_of_number_keys_differs(
+    store: Store, make_request: Make
+) -> None:
+    request = make_request("s", input={9: 1, 10: 2})
+    await store.accept(request, lease=True)
+    with pytest.raises(Conflict):
+        await store.accept(make_request("s", id=request.id, input={"9": 1, "10": 2}), lease=True)
+
+
 async def test_a_refused_request_creates_no_session(store: Store, make_request: Make) -> None:
     request = make_request("s")
     await store.accept(request, lease=True)

@@ -1,11 +1,17 @@
 import asyncio
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from outlast.core import faults
 from outlast.core.errors import LeaseLost, StoreError
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
+from outlast.store.reading import EVENTS_BYTES
+from outlast.store.statements import Connection
+from outlast.store.writer import Call as StoreCall
 
 pytestmark = pytest.mark.anyio
 
@@ -177,6 +183,83 @@ async def test_a_statement_that_can_never_work_fails_alone_and_is_not_tried_for_
 async def test_an_operation_that_breaks_the_writer_fails_alone_and_the_writer_goes_on(
     store: Store, make_request: Make
 ) -> None:
-    with pytest.raises(StoreError):
-        await store.accept(None, lease=False)  # type: ignore[arg-type]  # what the writer does not expect
+    futures = [store.accept(None, lease=False) for _ in range(2)]  # type: ignore[arg-type]  # not expected by the writer
+    await asyncio.wait(futures, timeout=10)
+    assert all(future.done() and isinstance(future.exception(), StoreError) for future in futures)
     assert (await store.accept(make_request("s"), lease=True)).created
+
+
+async def test_what_was_stored_before_its_round_broke_is_not_told_otherwise(store: Store, run: Invocation) -> None:
+    go_on = threading.Event()
+    told: list[bool] = []
+
+    def end_the_thread(connection: Connection) -> None:
+        raise SystemExit
+
+    together = store._writer.submit(StoreCall("", lambda connection: go_on.wait()))
+    writing = store.write(run.number, 1, events=[(1, 1, "1")], told=told.append)
+    broken = store._writer.submit(StoreCall("", end_the_thread))
+    go_on.set()
+    await together
+    done, _ = await asyncio.wait([broken], timeout=10)
+    assert done and isinstance(broken.exception(), StoreError)
+    await writing
+    await store.write(run.number, 1, events=[(2, 1, "2")])
+    assert told == [True]
+
+
+@pytest.mark.parametrize("where", ["events", "journal"])
+async def test_a_batch_is_bounded_by_its_bytes_too(store: Store, run: Invocation, where: str) -> None:
+    """Otherwise what waits for a slow database could make one statement of gigabytes."""
+    text, batches, go_on = f'"{"x" * 1_000_000}"', 0, threading.Event()
+
+    def count(point: str) -> None:
+        nonlocal batches
+        batches += point in ("events.begin", "journal.started.begin")
+
+    def large(number: int) -> dict[str, Any]:
+        if where == "events":
+            return {"events": [(number, 1, text)]}
+        return {
+            "parts": [
+                journal.started(
+                    scope="s1", key=f"k{number}", token="t", call_id="c", name="pay", arguments=text, position=None
+                )
+            ]
+        }
+
+    faults.install(count)
+    try:
+        before = store._writer.submit(StoreCall("", lambda connection: go_on.wait()))
+        writing = [store.write(run.number, 1, **large(number)) for number in range(1, 21)]
+        go_on.set()
+        await asyncio.gather(before, *writing)
+    finally:
+        faults.install(None)
+    assert 4 <= batches <= 10
+    stored = await store.read.last_position(run.number) if where == "events" else len(await store.read.calls("s1"))
+    assert stored == 20
+
+
+@pytest.mark.parametrize(("count", "size"), [(30, 100_000), (2000, 1)])
+async def test_a_run_with_very_much_to_say_keeps_no_other_follower_waiting(
+    store: Store, run: Invocation, make_request: Make, count: int, size: int
+) -> None:
+    """What is read at once is bounded by events and bytes, and begins where the last reading stopped."""
+    others = [(await store.accept(make_request(), lease=True)).invocation for _ in range(2)]
+    await store.write(run.number, 1, events=[(n, 1, f'"{"x" * size}"') for n in range(1, count + 1)])
+    for other in others:
+        await store.write(other.number, 1, events=[(1, 1, "1")])
+    await store.finish(run.number, 1, run.session_number, DONE)
+    cursors = {one.number: 0 for one in (run, *others)}
+    first = await store.read.tails(cursors, limit=500)
+    read = [event.text for tail in first.runs.values() for event in tail.events]
+    assert 1 <= len(read) <= 500 and sum(map(len, read)) <= EVENTS_BYTES + size + 2
+    assert first.runs[run.number].final is None and first.next is not None
+    second = await store.read.tails(cursors, limit=500, first=first.next)
+    assert all(len(second.runs[other.number].events) == 1 for other in others)
+    tail, seen = second.runs[run.number], 0
+    while tail.final is None:
+        seen = tail.events[-1].position
+        tail = (await store.read.tails({run.number: seen}, limit=500)).runs[run.number]
+    assert (tail.events[-1].position, tail.final.output) == (count, DONE.output)

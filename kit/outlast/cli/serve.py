@@ -26,6 +26,7 @@ from outlast.server import DurableAgentServer
 from outlast.server.runtime import LEAVE_SECONDS
 
 READY_POLL_SECONDS = 0.1
+JOIN_POLL_SECONDS = 0.1
 
 
 def serve(
@@ -88,10 +89,28 @@ def _run_workers(
     os.environ[worker.ASKED] = json.dumps({"target": target, "store": store})
     config = _config(server, f"{worker.__name__}:app", factory=True, workers=workers)
     threading.Thread(target=_watch_ready, args=(host, listening), daemon=True).start()
-    supervisor = Multiprocess(config, [listening])
+    supervisor = _Supervisor(config, [listening])
     supervisor.run()
     if any(process.process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         fail("the workers did not start; see above", FAILED)
+
+
+class _Supervisor(Multiprocess):
+    """Passes on a request to stop that comes while the workers stop; uvicorn's own hears of nothing more by then."""
+
+    def join_all(self) -> None:
+        for worker_ in self.processes:
+            while worker_.process.is_alive():
+                worker_.process.join(JOIN_POLL_SECONDS)
+                if self.signal_queue:
+                    self.signal_queue.clear()
+                    self._terminate_again()
+
+    def _terminate_again(self) -> None:
+        # uvicorn's `terminate` closes the pipes of a process, which it can do once.
+        for worker_ in self.processes:
+            if worker_.process.is_alive():
+                worker_.process.terminate()
 
 
 def _watch_ready(host: str, listening: socket.socket) -> None:

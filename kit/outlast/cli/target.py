@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from outlast.core.errors import OutlastError
-from outlast.server import DurableAgentServer
+from outlast.server import DurableAgentServer, NotAnAgent
 
 
 class BadTarget(OutlastError):
@@ -32,9 +33,29 @@ def load(target: str) -> DurableAgentServer:
     if not hasattr(module, name):
         raise BadTarget(f"{place} has no {name!r}{_suggestion(module)}")
     found = getattr(module, name)
-    server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found)
+    try:
+        server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found)
+    except NotAnAgent as error:
+        raise BadTarget(f"{target} is no DurableAgentServer, and {error}{_remedy(place, name, found)}") from error
     server.check()
     return server
+
+
+def _remedy(place: str, name: str, found: object) -> str:
+    if not _is_asgi(found):
+        return ""
+    folder, file = os.path.split(place)
+    module = file.removesuffix(".py") if file.endswith(".py") else place
+    option = f"--app-dir {folder} " if folder else ""
+    return f". A plain ASGI app is run by `uvicorn {option}{module}:{name}`, also when a server is installed in it"
+
+
+def _is_asgi(found: object) -> bool:
+    """Whether an object looks like an ASGI app: it is called with scope, receive and send, and awaited."""
+    function = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004 - its signature
+    if isinstance(found, type) or not inspect.iscoroutinefunction(function):
+        return False
+    return len(inspect.signature(function).parameters) == 3
 
 
 def _file(path: Path) -> ModuleType:

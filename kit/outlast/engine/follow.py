@@ -164,6 +164,8 @@ class Topics:
         self._poll = poll_seconds
         self._topics: dict[int, Topic] = {}
         self._hint = asyncio.Event()
+        self._first = 0
+        """The run whose turn it is, when there is more than is read at once."""
         self._closing = False
         self._closed = False
 
@@ -224,9 +226,8 @@ class Topics:
         remote = {t.number: t.last for t in self._topics.values() if not t.local and t.final is None}
         if not remote:
             return False
-        tails = await self.read.tails(remote, limit=PAGE)
-        count = 0
-        for number, tail in tails.items():
+        tails = await self.read.tails(remote, limit=PAGE, first=self._first)
+        for number, tail in tails.runs.items():
             topic = self._topics.get(number)
             if topic is None:
                 continue
@@ -234,8 +235,8 @@ class Topics:
                 topic.gone = True
                 topic.leave()
                 continue
-            count += len(tail.events)
             topic.publish((event.position, event.attempt, event.text) for event in tail.events)
             if tail.final is not None and topic.last >= tail.final.last_position:
                 topic.end(tail.final)
-        return count >= PAGE
+        self._first = tails.next or 0
+        return tails.next is not None

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from outlast.core import faults
@@ -163,10 +164,11 @@ class Heartbeat(threading.Thread):
             if mended:
                 logger.warning("%d runs were waiting for nothing; they are ready now", mended)
         connection.commit()
-        self.others = sum(row.id != self.worker for row in rows)
-        for row in rows:
-            if row.id != self.worker and (reason := self._dead(row)) is not None:
-                self._try_take_over(connection, row, reason)
+        others = [row for row in rows if row.id != self.worker]
+        self.others = len(others)
+        dead = [(row, reason) for row in others if (reason := self._dead(row)) is not None]
+        for row, reason in dead:
+            self._unless_blocked(connection, partial(self._take_over, connection, row, reason))
         self._seen = {row.id: self._seen[row.id] for row in rows if row.id in self._seen}
         self._end_overdue(connection, asked)
 
@@ -182,12 +184,17 @@ class Heartbeat(threading.Thread):
         silent = now - seen.since
         return f"it did not beat for {silent:.1f} s" if silent > self._settings.dead_after else None
 
-    def _try_take_over(self, connection: Connection, row: WorkerRow, reason: str) -> None:
-        """Take over one dead worker. While a transaction of its is open it is left to the next round; others are not."""
+    def _unless_blocked(self, connection: Connection, take: Callable[[], None]) -> bool:
+        """Take something from another worker. False: a transaction of its is open, so that it is left to the next
+        round, but what is to be taken from others is not."""
         try:
-            self._take_over(connection, row, reason)
+            take()
         except Again:
             connection.rollback()
+            # The wait was longer than a beat, and there may be more of them.
+            self._beat(connection)
+            return False
+        return True
 
     def _take_over(self, connection: Connection, row: WorkerRow, reason: str) -> None:
         faults.reach("takeover.begin")
@@ -213,20 +220,25 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         self._asked = {(run.number, run.epoch): self._asked.get((run.number, run.epoch), now) for run in asked}
         patience = self._settings.cancel_grace + self._settings.dead_after
+        blocked: set[str] = set()
         for run in asked:
-            if now - self._asked[run.number, run.epoch] < patience:
-                continue
-            faults.reach("expire.begin")
-            connection.begin()
-            ended = invocations.expire(
-                connection, number=run.number, epoch=run.epoch, outcome=cancelled_outcome(run.reason)
-            )
-            faults.reach("expire.before_commit")
-            connection.commit()
-            faults.reach("expire.after_commit")
-            if ended is not None:
-                logger.warning("invocation %s did not stop when asked; it was ended", ended.invocation.id)
-                self._listener.run_expired(ended)
+            overdue = now - self._asked[run.number, run.epoch] >= patience
+            take = partial(self._expire, connection, run)
+            if overdue and run.holder not in blocked and not self._unless_blocked(connection, take):
+                blocked.add(run.holder)
+
+    def _expire(self, connection: Connection, run: Stopping) -> None:
+        faults.reach("expire.begin")
+        connection.begin()
+        ended = invocations.expire(
+            connection, number=run.number, epoch=run.epoch, outcome=cancelled_outcome(run.reason)
+        )
+        faults.reach("expire.before_commit")
+        connection.commit()
+        faults.reach("expire.after_commit")
+        if ended is not None:
+            logger.warning("invocation %s did not stop when asked; it was ended", ended.invocation.id)
+            self._listener.run_expired(ended)
 
     def _watch_loop(self) -> None:
         blocked = self._watch.stalled_for()

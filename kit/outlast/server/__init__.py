@@ -1,6 +1,6 @@
 """The HTTP server: a FastAPI app whose handlers are durable."""
 
-from outlast.server.agents import AgentLike, AgentSetupError
+from outlast.server.agents import AgentLike, AgentSetupError, NotAnAgent
 from outlast.server.app import DurableAgentServer
 
-__all__ = ["AgentLike", "AgentSetupError", "DurableAgentServer"]
+__all__ = ["AgentLike", "AgentSetupError", "DurableAgentServer", "NotAnAgent"]

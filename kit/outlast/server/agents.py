@@ -21,6 +21,12 @@ class AgentSetupError(OutlastError):
     code = "agent_setup"
 
 
+class NotAnAgent(AgentSetupError):
+    """What was given as an agent is none."""
+
+    code = "not_an_agent"
+
+
 @runtime_checkable
 class AgentLike(Protocol):
     """What a server can serve. Adapters implement it."""
@@ -96,7 +102,7 @@ class _Bare:
 def as_agent(candidate: object) -> AgentLike:
     """Return an agent for an adapter, for handlers, or for a framework object that an installed integration knows.
 
-    Raise AgentSetupError for anything else.
+    Raise NotAnAgent for anything else.
     """
     if isinstance(candidate, AgentHandlers):
         return _Bare(candidate)
@@ -107,9 +113,9 @@ def as_agent(candidate: object) -> AgentLike:
         if (agent := _recognised(entry_point, candidate)) is not None:
             return agent
     known = ", ".join(sorted(entry_point.name for entry_point in integrations)) or "none"
-    raise AgentSetupError(
-        f"an object of type {type(candidate).__module__}.{type(candidate).__qualname__} is no agent; "
-        f"integrations asked: {known}"
+    raise NotAnAgent(
+        f"an object of type {type(candidate).__module__}.{type(candidate).__qualname__} is no agent; an agent is an "
+        f"adapter, AgentHandlers, or an object that an installed integration recognises (asked: {known})"
     )
 
 

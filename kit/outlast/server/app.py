@@ -1,12 +1,13 @@
 """`DurableAgentServer`: a FastAPI app with the invocation API, a store and a worker inside."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Mount, Route
 
 from outlast.core.errors import OutlastError, StoreUnavailable
 from outlast.engine import EngineSettings
@@ -99,7 +100,8 @@ class DurableAgentServer(FastAPI):
     def install(self, outer: FastAPI, prefix: str = "") -> None:
         """Add the API, and the lifespan that makes it work, to an existing FastAPI app.
 
-        `prefix` comes before `/api`, e.g. `/agents`.
+        `prefix` comes before `/api` and the health routes, e.g. `/agents`. Raise AgentSetupError when the app has a
+        route of its own where one of these belongs; one that is added later makes the start fail.
         """
         if prefix and (not prefix.startswith("/") or prefix.endswith("/")):
             raise AgentSetupError("a prefix begins with a slash and does not end with one, e.g. /agents")
@@ -126,6 +128,7 @@ class _Part:
         self.agents = server.agents
         self._server = server
         self._runtime: Runtime | None = None
+        self._routes: list[BaseRoute] = []
 
     def runtime(self) -> Runtime:
         if self._runtime is None:
@@ -139,14 +142,15 @@ class _Part:
         return list(self.agents.by_name())
 
     def add_to(self, app: FastAPI) -> None:
-        app.include_router(operations(self), prefix=self.prefix)
+        router, invocations = operations(self), Invocations(self)
+        handmade = [*invocations.routes(), *Sessions(self, invocations).routes(), *Memories(self).routes()]
+        self._paths = [*_fixed(handmade), *(self.prefix + path for path in _fixed(router.routes))]
+        self._refuse_taken(app)
+        before = list(app.router.routes)
+        app.include_router(router, prefix=self.prefix)
+        self._routes = [*handmade, *app.router.routes[len(before) :]]
         # First, for they are the hot path, and a catch-all of the app must not take them.
-        invocations = Invocations(self)
-        app.router.routes[:0] = [
-            *invocations.routes(),
-            *Sessions(self, invocations).routes(),
-            *Memories(self).routes(),
-        ]
+        app.router.routes[:] = [*self._routes, *before]
         app.router.lifespan_context = self._around(app.router.lifespan_context)
         if app is not self._server:
             openapi.describe(app, self.prefix)
@@ -156,18 +160,19 @@ class _Part:
 
         @contextlib.asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[Any]:
-            async with inner(app) as state, self._running():
+            async with inner(app) as state, self._running(app):
                 yield state
 
         return lifespan
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _running(self, app: FastAPI) -> AsyncIterator[None]:
         server = self._server
         server.start_error = None
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._forget)
             try:
+                self._refuse_taken(app)
                 agents, url = self.agents.handlers(), store_url(server.store_url)
                 self._runtime = await stack.enter_async_context(running(url, agents, server.settings))
             except OutlastError as error:
@@ -175,5 +180,27 @@ class _Part:
                 raise
             yield
 
+    def _refuse_taken(self, app: FastAPI) -> None:
+        """Raise AgentSetupError when the app has routes of its own at our paths: one of the two would be dead."""
+        others = [route for route in app.router.routes if route not in self._routes]
+        if taken := [path for path in self._paths if any(_stands_at(path, route) for route in others)]:
+            raise AgentSetupError(
+                f"the app has a route of its own at {', '.join(taken)}, where the server's stands; give it another "
+                "path, or move the server's: server.install(app, prefix='/agents')"
+            )
+
     def _forget(self) -> None:
         self._runtime = None
+
+
+def _fixed(routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the paths without parameters."""
+    return [route.path for route in routes if isinstance(route, Route) and "{" not in route.path]
+
+
+def _stands_at(path: str, route: BaseRoute) -> bool:
+    """Whether a route is for this path and not for any that looks like it."""
+    if isinstance(route, Mount):
+        return route.path == path
+    match, found = route.matches({"type": "http", "method": "GET", "path": path, "headers": []})
+    return match is not Match.NONE and not found.get("path_params")

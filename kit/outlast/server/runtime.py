@@ -15,8 +15,6 @@ logger = logging.getLogger("outlast.server")
 
 STALLED_READER_SECONDS = 2.0
 """How long after the drain a reader that does not read may keep its connection."""
-AGAIN_SECONDS = 1.0
-"""One Ctrl-C may reach a worker twice: from the terminal, and from the process above it."""
 LEAVE_SECONDS = 10.0
 """What a shutdown may take beside the drain itself: handlers that are cancelled, the last writes, stalled readers."""
 
@@ -29,7 +27,6 @@ class Runtime:
         self.streams = OpenStreams()
         self._loop = asyncio.get_running_loop()
         self._leaving: asyncio.Task[None] | None = None
-        self._asked_at: float | None = None
 
     @property
     def draining(self) -> bool:
@@ -37,17 +34,14 @@ class Runtime:
         return self._leaving is not None or self.engine.draining
 
     def drain_soon(self) -> None:
-        """Begin to drain; when asked a second time, hand back what still runs. For signal handlers and any thread."""
+        """Begin to drain. May be called from a signal handler or any thread, and more than once."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._asked)
+            self._loop.call_soon_threadsafe(self._drain)
 
-    def _asked(self) -> None:
-        now = self._loop.time()
-        if self._asked_at is None:
-            self._asked_at = now
-            self._drain()
-        elif now - self._asked_at > AGAIN_SECONDS:
-            self.engine.hurry()
+    def hurry_soon(self) -> None:
+        """Hand back at once what a drain still waits for. May be called from a signal handler or any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.engine.hurry)
 
     def _drain(self) -> asyncio.Task[None]:
         self.engine.begin_drain()
@@ -84,7 +78,8 @@ async def running(
         raise
     runtime = Runtime(store, engine, settings)
     # Around the end too: it may take as long as the drain, and a second signal shortens it.
-    with signals.watched(runtime.drain_soon, longest_seconds=settings.engine.drain_timeout + LEAVE_SECONDS):
+    longest = settings.engine.drain_timeout + LEAVE_SECONDS
+    with signals.watched(runtime.drain_soon, runtime.hurry_soon, longest_seconds=longest):
         try:
             yield runtime
         finally:

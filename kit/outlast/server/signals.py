@@ -8,32 +8,35 @@ import contextlib
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENT_SIGNALS = 2
-"""The first begins a shutdown, the second shortens it; the next ones are the web server's, which then waits for nothing."""
+SAME_SECONDS = 1.0
+"""One request to stop may reach a worker twice: from the terminal, and as SIGTERM from the process above it."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 @contextlib.contextmanager
-def watched(on_shutdown: Callable[[], None], *, longest_seconds: float) -> Iterator[None]:
-    """Call `on_shutdown` when the process is asked to stop; then the handler that was there before.
+def watched(drain: Callable[[], None], hurry: Callable[[], None], *, longest_seconds: float) -> Iterator[None]:
+    """Call `drain` when the process is asked to stop, and `hurry` when it is asked again.
 
-    Does nothing outside the main thread, nor where nobody handles the signal. `longest_seconds` is how long
-    `on_shutdown` may take to end the open connections; after it, uvicorn is told not to wait for them.
+    The handler that was there before is called too; uvicorn's only from the third time on, and then it waits for
+    nothing. Does nothing outside the main thread, nor where nobody handles the signal. `longest_seconds` is how long
+    `drain` may take to end the open connections; after it, uvicorn is told not to wait for them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked = _Asked(drain, hurry)
     installed: dict[signal.Signals, tuple[Handler, Handler]] = {}
     for number in SIGNALS:
         before = signal.getsignal(number)
         if callable(before):
-            handler = _chained(before, on_shutdown, longest_seconds)
+            handler = _chained(before, asked, longest_seconds)
             signal.signal(number, handler)
             installed[number] = handler, before
     try:
@@ -44,15 +47,31 @@ def watched(on_shutdown: Callable[[], None], *, longest_seconds: float) -> Itera
                 signal.signal(number, before)
 
 
-def _chained(before: Handler, on_shutdown: Callable[[], None], longest_seconds: float) -> Handler:
-    asked = 0
+class _Asked:
+    """Counts how often somebody asked to stop, and not how many signals came of it."""
 
+    def __init__(self, drain: Callable[[], None], hurry: Callable[[], None]) -> None:
+        self.times = 0
+        self._drain, self._hurry = drain, hurry
+        self._heard_at = -math.inf
+        self._interrupted = False
+
+    def hear(self, number: int) -> None:
+        now = time.monotonic()
+        # Nothing but a person at a terminal sends SIGINT twice, and people do it quickly.
+        pressed_again = self._interrupted and number == signal.SIGINT
+        if pressed_again or now - self._heard_at > SAME_SECONDS:
+            self.times += 1
+            (self._drain if self.times == 1 else self._hurry)()
+        self._heard_at = now
+        self._interrupted = self._interrupted or number == signal.SIGINT
+
+
+def _chained(before: Handler, asked: _Asked, longest_seconds: float) -> Handler:
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        on_shutdown()
+        asked.hear(number)
         server = getattr(before, "__self__", None)
-        if not hasattr(server, "should_exit") or asked > PATIENT_SIGNALS:
+        if not hasattr(server, "should_exit") or asked.times > 2:
             before(number, frame)
             return
         # A uvicorn server. Its own handler would raise the signal again after a clean shutdown, so that the process

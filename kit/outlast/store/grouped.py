@@ -14,6 +14,7 @@ from outlast.core.errors import Conflict, Gone, LeaseLost, OutlastError
 from outlast.core.records import Invocation, OnActive, Outcome, Request
 from outlast.store.invocations import COLUMNS, INVOCATION_COLUMNS, RELEASE, invocation
 from outlast.store.statements import Connection, Pending, Row, Rows, Statement, query, values
+from outlast.store.workers import FENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,6 @@ class Finish:
 Operation = Accept | Write | Finish
 Answer = Accepted | Finished | list[list[Row]] | OutlastError | None
 """None: this batch could not answer the operation; it must be repeated alone."""
-
-_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 
 _PRINCIPAL, _ID = COLUMNS.index("principal"), COLUMNS.index("id")
 _ACCEPT_COLUMNS = {
@@ -310,6 +309,25 @@ def separable(operations: Sequence[Operation]) -> tuple[list[Operation], list[Op
     return now, later
 
 
+def size(operation: Operation) -> int:
+    """Return about how many bytes an operation brings, without looking at any of them."""
+    match operation:
+        case Write():
+            events = sum([len(text) for _, _, text in operation.events])
+            return events + sum([_weight(value) for part in operation.parts for value in part.parameters.values()])
+        case Accept():
+            return len(operation.request.input) + len(operation.request.config)
+        case Finish():
+            outcome = operation.outcome
+            return sum([len(text or "") for text in (outcome.output, outcome.error, outcome.interrupt, outcome.usage)])
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum([_weight(field) for item in value.items for field in item]) if isinstance(value, Rows) else 0
+
+
 def connection_reach(connection: Connection, points: Sequence[str]) -> None:
     """Stop before the commit, where a test asks for it, with every statement executed and every lock held."""
     if faults.active():
@@ -334,7 +352,7 @@ def _add(batch: _Batch, operation: Operation) -> None:
 
 def _send(connection: Connection, batch: _Batch) -> None:
     if connection.dialect == "postgresql" and batch.me is not None:
-        connection.send(_FENCE, me=batch.me)
+        connection.send(FENCE, me=batch.me)
     finishing = values(sorted({f.session_number for f in batch.finishes if f.session_number is not None}))
     if batch.accepts:
         _send_accepts(connection, batch, finishing)
@@ -495,8 +513,7 @@ def _not_created(row: Row, request: Request) -> Answer:
         if found.fingerprint == request.fingerprint:
             return Accepted(found, created=False)
         return Conflict(
-            f"invocation {request.id} exists with another input, session_id, agent, config or kind; "
-            "use a new id for a new request",
+            f"invocation {request.id} exists with another {_differing(found, request)}; use a new id for a new request",
             code="idempotency_conflict",
         )
     if tombstone is not None:
@@ -509,3 +526,21 @@ def _not_created(row: Row, request: Request) -> Answer:
     if session_agent is not None and request.on_active is OnActive.REJECT:
         return Conflict("this session has an invocation that is not final yet", code="session_active")
     return None
+
+
+def _differing(found: Invocation, request: Request) -> str:
+    """Name the fields in which two requests differ, and no value of them."""
+    compared = {
+        "input": _same_json(found.input, request.input),
+        "session_id": found.session_id == request.session_id,
+        "agent": found.agent == request.agent,
+        "config": _same_json(found.config, request.config),
+        "kind": found.kind == request.kind,
+    }
+    # Keys that are no strings are ordered as what they are in a fingerprint, and stored as strings.
+    *others, last = [name for name, same in compared.items() if not same] or ["input"]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _same_json(one: str, other: str) -> bool:
+    return one == other or jsontext.fingerprint(jsontext.decode(one)) == jsontext.fingerprint(jsontext.decode(other))

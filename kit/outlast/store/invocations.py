@@ -10,6 +10,7 @@ from typing import Literal
 
 from outlast.core.errors import Conflict, NotFound
 from outlast.core.records import Invocation, Kind, Outcome, Status
+from outlast.store import workers
 from outlast.store.statements import Connection, Row, Rows, Statement, query, values
 
 CancelReason = Literal["cancelled", "timeout"]
@@ -41,7 +42,6 @@ RELEASE = Statement(
 )
 """Let the first unfinished invocation of each session start."""
 
-_MY_FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 _ONE_AT_A_TIME = Statement("SELECT pg_advisory_xact_lock(hashtext(CAST(:name AS text)))")
 _CLAIM = Statement(
     """
@@ -83,7 +83,7 @@ def claim(
     claimed whose answer was lost. `only` restricts the claim to one invocation's number.
     """
     if connection.dialect == "postgresql":
-        connection.send(_MY_FENCE, me=me)
+        connection.send(workers.FENCE, me=me)
     if per_principal and connection.dialect == "postgresql":
         connection.send(_ONE_AT_A_TIME, name="outlast.claim")
     input = Rows(["agent"], [(agent,) for agent in agents])
@@ -119,7 +119,6 @@ def hand_back(connection: Connection, *, me: str, number: int, epoch: int, enter
     connection.send(_HAND_BACK, me=me, number=number, epoch=epoch, entered=int(entered))
 
 
-_LOCK_HOLDER = Statement("SELECT id FROM {p}workers WHERE id = :holder {update}")
 _LOCK_SESSION = Statement("SELECT number FROM {p}sessions WHERE number = :session {update}")
 _FIND = Statement(_SELECT + "WHERE v.principal = :principal AND v.id = :id")
 _BY_NUMBER = Statement(_SELECT + "WHERE v.number = :number")
@@ -169,13 +168,16 @@ def cancel(connection: Connection, *, principal: str, id: str, outcome: Outcome)
 
 
 def expire(connection: Connection, *, number: int, epoch: int, outcome: Outcome) -> Cancelled | None:
-    """Take a run that was asked to stop, and did not, away from its holder and end it with `outcome`."""
+    """Take a run that was asked to stop, and did not, away from its holder and end it with `outcome`.
+
+    An open batch of the holder is waited for and never skipped, see `workers.lock`.
+    """
     found = query(connection, _BY_NUMBER, number=number)
     if not found:
         return None
     record = invocation(found[0])
     if record.holder is not None:
-        query(connection, _LOCK_HOLDER, holder=record.holder)
+        workers.lock(connection, id=record.holder)
     if record.session_number is not None:
         query(connection, _LOCK_SESSION, session=record.session_number)
     record = _again(connection, record)

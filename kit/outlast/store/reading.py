@@ -56,11 +56,20 @@ _LISTED = invocations.c.number > literal_column("0")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a follower of other workers' runs learns at once: new events, and the record when it is final."""
+    """What a follower of other workers' runs learns at once: new events, and the record when these are its last."""
 
     events: list[Event]
     final: Invocation | None
     gone: bool = False
+
+
+@dataclass(slots=True)
+class Tails:
+    """What was read of several runs. `next` is the run to begin with when there was more than is read at once: the one
+    behind the last that was read, so that a run with very much to say keeps no other waiting."""
+
+    runs: dict[int, Tail]
+    next: int | None
 
 
 class Reader:
@@ -156,14 +165,26 @@ class Reader:
         query = select(func.coalesce(func.max(events.c.position), 0)).where(events.c.invocation_number == number)
         return await self._run(lambda connection: int(connection.execute(query).scalar_one()), patient=patient)
 
-    async def tails(self, cursors: Mapping[int, int], *, limit: int) -> dict[int, Tail]:
-        """Read what is new behind each cursor, for all followed runs at once."""
-        found: dict[int, Tail] = {}
-        items = list(cursors.items())
-        for start in range(0, len(items), CURSORS_AT_ONCE):
-            some = dict(items[start : start + CURSORS_AT_ONCE])
-            found |= await self._run(partial(_tails, cursors=some, limit=limit), patient=True)
-        return found
+    async def tails(
+        self, cursors: Mapping[int, int], *, limit: int, first: int = 0, max_bytes: int = EVENTS_BYTES
+    ) -> Tails:
+        """Read what is new behind each cursor, for all followed runs at once, from the run `first` on and around.
+
+        Returns up to `limit` events, and not many more bytes of them than `max_bytes`; at least one.
+        """
+        tails = Tails({}, None)
+        numbers = sorted(cursors, key=lambda number: (number < first, number))
+        for start in range(0, len(numbers), CURSORS_AT_ONCE):
+            some = {number: cursors[number] for number in numbers[start : start + CURSORS_AT_ONCE]}
+            read = partial(_tails, cursors=some, first=first, limit=limit, max_bytes=max_bytes)
+            found, last = await self._run(read, patient=True)
+            tails.runs.update(found)
+            texts = [event.text for tail in found.values() for event in tail.events]
+            limit, max_bytes = limit - len(texts), max_bytes - sum(map(len, texts))
+            if last is not None and (limit <= 0 or max_bytes <= 0):
+                tails.next = last + 1
+                break
+        return tails
 
     async def calls(self, scope: str) -> list[Call]:
         query = _calls().where(journal.c.scope == scope).order_by(journal.c.created_at, journal.c.key)
@@ -280,26 +301,35 @@ def _labelled(engine: Engine, labels: Any, key: str, value: str) -> Any:
     return or_(*(find(labels, before + label) > 0 for before in "{,"))
 
 
-def _tails(connection: PooledConnection, *, cursors: Mapping[int, int], limit: int) -> dict[int, Tail]:
-    followed = invocations.c.number.in_(list(cursors))
-    finals = _INVOCATIONS.where(followed, invocations.c.status.not_in([Status.QUEUED, Status.RUNNING]))
-    # The final records first: whoever is final has no event behind the ones read next.
-    final = {row[0]: life.invocation(tuple(row)) for row in connection.execute(finals)}
-    there = set(connection.execute(select(invocations.c.number).where(followed)).scalars())
+def _tails(
+    connection: PooledConnection, *, cursors: Mapping[int, int], first: int, limit: int, max_bytes: int
+) -> tuple[dict[int, Tail], int | None]:
+    """Return the tails, and the run of the last event."""
+    known = select(invocations.c.number, invocations.c.status, invocations.c.last_position)
+    # What is final first: it has no event behind the ones read next.
+    there = connection.execute(known.where(invocations.c.number.in_(list(cursors)))).all()
     found: dict[int, list[Event]] = {number: [] for number in cursors}
-    for number, *event in connection.execute(_behind(cursors, limit)):
-        found[number].append(Event(*event))
-    return {number: Tail(events, final.get(number), number not in there) for number, events in found.items()}
+    last: int | None = None
+    for row in bounded.rows(connection, _behind(cursors, first, limit), size="event", max_bytes=max_bytes):
+        last = row[0]
+        found[last].append(Event._make(row[1:]))
+    reached = {number: events[-1].position if events else cursors[number] for number, events in found.items()}
+    # Of the others the records are not read: they hold inputs and outputs, and it may take many readings to the end.
+    ended = [number for number, status, end in there if Status(status).final and reached[number] >= end]
+    records = connection.execute(_INVOCATIONS.where(invocations.c.number.in_(ended))) if ended else ()
+    final = {row[0]: life.invocation(tuple(row)) for row in records}
+    gone = cursors.keys() - {number for number, *_ in there}
+    return {number: Tail(events, final.get(number), number in gone) for number, events in found.items()}, last
 
 
-def _behind(cursors: Mapping[int, int], limit: int) -> Select[Any]:
+def _behind(cursors: Mapping[int, int], first: int, limit: int) -> Select[Any]:
     behind: Sequence[Any] = [
         and_(events.c.invocation_number == number, events.c.position > after) for number, after in cursors.items()
     ]
     return (
         select(events.c.invocation_number, events.c.position, events.c.attempt, events.c.at, events.c.event)
         .where(or_(*behind))
-        .order_by(events.c.invocation_number, events.c.position)
+        .order_by(events.c.invocation_number < first, events.c.invocation_number, events.c.position)
         .limit(limit)
     )
 

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 from outlast.store.statements import Connection, Statement, query
 
-TAKEOVER_LOCK_TIMEOUT_MS = 3000
-"""A batch of the dead worker may still be open; it ends by itself or by its idle timeout, and the next scan tries
-again."""
+LOCK_TIMEOUT_MS = 3000
+"""A batch of a worker that is dead or frozen may still be open; it ends by itself or by its idle timeout, and the next
+scan tries again."""
+
+FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
+"""What a transaction holds that writes under leases: whoever takes them away must have this row first."""
 
 _REGISTER = Statement(
     """
@@ -84,15 +87,23 @@ def listed(connection: Connection) -> list[WorkerRow]:
     return [WorkerRow(*row) for row in query(connection, _ALL)]
 
 
+def lock(connection: Connection, *, id: str) -> None:
+    """Wait for a worker's open batch and keep it from writing another, until the end of this transaction.
+
+    On PostgreSQL a batch that does not end makes this, and every later wait of the transaction, fail with Again.
+    """
+    if connection.dialect == "postgresql":
+        connection.send(_LOCK_TIMEOUT, milliseconds=LOCK_TIMEOUT_MS)
+        query(connection, _LOCK, id=id)
+
+
 def take_over(connection: Connection, *, id: str, counter: int | None) -> list[Lost] | None:
     """Remove a dead worker and queue its runs again, in this transaction.
 
     `counter` is the beat it was judged by: None is returned, and nothing changes, when the worker beat again or is
-    gone. On PostgreSQL this waits for the worker's open batch, and fails with a lock timeout rather than skip it.
+    gone. An open batch of the worker is waited for and never skipped, see `lock`.
     """
-    if connection.dialect == "postgresql":
-        connection.send(_LOCK_TIMEOUT, milliseconds=TAKEOVER_LOCK_TIMEOUT_MS)
-        query(connection, _LOCK, id=id)
+    lock(connection, id=id)
     if counter is not None and query(connection, _COUNTER, id=id) != [(counter,)]:
         return None
     connection.send(_REMOVE_BEAT, id=id)

@@ -23,6 +23,9 @@ logger = logging.getLogger("outlast.store")
 BATCH_LIMIT = 512
 """Operations in one transaction."""
 
+BATCH_BYTES = 4 << 20
+"""Bytes in one transaction, about: the operation that goes beyond it is the last of its batch."""
+
 AGAIN_LIMIT = 50
 AGAIN_SECONDS = 0.005
 FIRST_RETRY_SECONDS = 0.05
@@ -107,6 +110,7 @@ class Writer:
 
     def _take(self) -> tuple[list[_Item], bool]:
         items: list[_Item] = []
+        room = BATCH_BYTES
         next_ = self._queue.get()
         while True:
             if isinstance(next_, _Stop):
@@ -114,13 +118,16 @@ class Writer:
             items.append(next_)
             if len(items) >= BATCH_LIMIT or self._queue.empty():
                 return items, False
+            room -= _size(next_[0])
+            if room <= 0:
+                return items, False
             next_ = self._queue.get()
 
     def _round_or_errors(self, items: list[_Item]) -> list[_Item]:
         """Do a round; whatever goes wrong in it, everybody gets an answer and the thread goes on."""
         try:
             return self._round(items)
-        except Exception:
+        except BaseException:  # a thread that ends, by SystemExit too, would leave every later write waiting
             logger.exception("a round of writes failed")
             self._connection.rollback()
             error = StoreError("the store operation failed; see the log")
@@ -225,14 +232,22 @@ class Writer:
             logger.warning("%d committed store operations had nobody to tell: the loop is closed", len(results))
 
 
+def _size(operation: Operation | Call[Any]) -> int:
+    """Return about how many bytes an operation brings."""
+    try:
+        return 0 if isinstance(operation, Call) else grouped.size(operation)
+    except Exception:  # noqa: BLE001 - it fails again where it has an answer
+        return 0
+
+
 def _unanswered() -> StoreError:
     return StoreError("the store could not answer; repeat the request with the same id")
 
 
 def _deliver(results: Sequence[_Result]) -> None:
-    """Tell followers first, in order of commit, then whoever awaits the write."""
-    for operation, _, answer in results:
-        if isinstance(operation, Write) and operation.told is not None:
+    """Tell followers first, in order of commit, then whoever awaits the write. What was told before, is left alone."""
+    for operation, future, answer in results:
+        if isinstance(operation, Write) and operation.told is not None and not future.done():
             try:
                 operation.told(not isinstance(answer, OutlastError))
             except Exception:

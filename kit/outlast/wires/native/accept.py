@@ -146,7 +146,7 @@ def _timeout(value: Any) -> float | None:
         return None
     # The comparison comes before float(), which refuses integers that are too big; it also refuses infinities.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_SECONDS:
-        raise _bad("timeout", "`timeout` must be a number of seconds greater than 0 and less than ten years")
+        raise _bad("timeout", "`timeout` must be a number of seconds greater than 0 and at most 315360000, ten years")
     return max(float(value), SHORTEST_TIMEOUT_SECONDS)
 
 
