@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import StateSnapshot
 
 from outlast.adapters.history import History
 from outlast.adapters.protocol import DurableAgent
@@ -47,10 +48,15 @@ class LangGraphAgent(DurableAgent):
         return LangGraphTurn(self._wrapped, run, given)
 
     async def require_resume_point(self, history: History) -> ResumePoint:
+        return self._wrapped.point(await self._state(history))
+
+    async def messages(self, history: History) -> list[dict[str, Any]]:
+        return self._wrapped.messages(await self._state(history))
+
+    async def _state(self, history: History) -> StateSnapshot:
         token = HISTORY.set(history)
         try:
-            snapshot = await self._wrapped.state({"configurable": {"thread_id": history.thread}})
-            return self._wrapped.point(snapshot)
+            return await self._wrapped.state({"configurable": {"thread_id": history.thread}})
         finally:
             HISTORY.reset(token)
 

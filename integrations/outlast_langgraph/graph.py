@@ -15,7 +15,7 @@ from outlast.adapters.inputs import Answers, Messages, parse, refuse
 from outlast.core.jsontext import encode
 from outlast.core.resume import ResumeKind, ResumePoint, require_resume_point
 from outlast_langgraph import seams
-from outlast_langgraph.messages import messages_of, transcript
+from outlast_langgraph.messages import as_json, messages_of, transcript
 from outlast_langgraph.saver import GuardedSaver, RunSaver, StoreSaver
 
 logger = logging.getLogger("outlast.langgraph")
@@ -79,6 +79,12 @@ class WrappedGraph:
         if snapshot.next and entries and entries[-1].role == "assistant" and not entries[-1].calls:
             return ResumePoint(ResumeKind.CALL_MODEL)
         return require_resume_point(entries)
+
+    def messages(self, snapshot: StateSnapshot) -> list[dict[str, Any]]:
+        """Return the messages of a state in the neutral form; a graph without messages has none."""
+        if self.messages_key is None or not snapshot.values:
+            return []
+        return [as_json(message) for message in messages_of(snapshot.values, self.messages_key)]
 
     def other_state(self, values: Any) -> dict[str, Any] | None:
         """Return what the state has beside the messages, as far as JSON can say it."""

@@ -17,7 +17,7 @@ from langgraph.constants import END, START
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
-from outlast.adapters.journal import ToolCall
+from outlast.adapters.journal import Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
 from outlast.adapters.run import Run
@@ -185,6 +185,9 @@ class LangGraphTurn:
                 if not snapshot.next:
                     await self._graph.guarded.aupdate_state(self._at(snapshot), {}, as_node=START)
                 return await self.go_on()
+
+    async def close(self, answer: Outcome) -> None:
+        """Leave open calls to the next input, which closes them in its own checkpoint."""
 
     def _point(self, snapshot: StateSnapshot) -> ResumePoint:
         return self._graph.point(snapshot)

@@ -2,7 +2,7 @@
 
 from outlast.adapters.journal import current_tool_call
 from outlast.adapters.local import open_store
-from outlast.adapters.native import Agent
+from outlast.adapters.native import Agent, Hooks, JsonlRecorder, Tool
 from outlast.client import AgentClient, SyncAgentClient
 from outlast.core.errors import (
     AgentResumeError,
@@ -27,8 +27,10 @@ __all__ = [
     "DurableAgentServer",
     "EffectFailed",
     "EngineSettings",
+    "Hooks",
     "Interrupt",
     "InvocationContext",
+    "JsonlRecorder",
     "LeaseLost",
     "OutcomeUnknown",
     "OutlastError",
@@ -36,6 +38,7 @@ __all__ = [
     "RunFailed",
     "Store",
     "SyncAgentClient",
+    "Tool",
     "current_tool_call",
     "open_store",
 ]

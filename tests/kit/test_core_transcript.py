@@ -29,7 +29,7 @@ LIKE_MESSAGES = st.fixed_dictionaries(
             Role.ASSISTANT, "", (CallRequest("c", "f", "{"),), stop=StopReason.TOOL_CALLS, usage={"input_tokens": 1}
         ),
         Message(Role.ASSISTANT, "a", stop=StopReason.MAX_OUTPUT, reasoning="hm", model="m"),
-        Message(Role.ASSISTANT, "", (CallRequest("c", "f", "{}", awaits_approval=True), CallRequest("c", "f", ""))),
+        Message(Role.ASSISTANT, "", (CallRequest("c", "f", "{}"), CallRequest("c", "f", ""))),
         Message(Role.TOOL, "no", call_id="c", failed=True),
     ],
 )
@@ -80,7 +80,6 @@ def test_a_message_is_silent_when_it_says_and_shows_nothing(content: Any, silent
         ({"role": "assistant", "tool_calls": [*CALLS, 7]}, "tool_calls[1]"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "tool_calls[0].name"),
         ({"role": "assistant", "tool_calls": [{**CALLS[0], "arguments": {}}]}, "tool_calls[0].arguments"),
-        ({"role": "assistant", "tool_calls": [{**CALLS[0], "awaits_approval": 1}]}, "tool_calls[0].awaits_approval"),
         ({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]},
          "tool_calls[0].function.arguments"),
         ({"role": "assistant", "stop_reason": 7}, "stop_reason"), ({"role": "assistant", "usage": [1]}, "usage"),

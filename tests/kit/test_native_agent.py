@@ -17,7 +17,7 @@ from outlast.adapters.native import (
     Tool,
     ToolSetupError,
     ToolSpec,
-    turn,
+    asking,
 )
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, StopReason
@@ -208,7 +208,7 @@ async def test_a_provider_that_fails_before_it_spoke_is_asked_again(
     local: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # BR-17
-    monkeypatch.setattr(turn, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(asking, "RETRY_SECONDS", 0)
     model = Heard([ProviderUnavailable("503")], says("a"))
     assert (await Agent(model).session("s", store=local).run("q")).text == "a"
     assert await history(local) == [("user", "q"), ("assistant", "a")]
@@ -230,8 +230,9 @@ async def test_an_answer_that_broke_off_fails_the_run_and_is_asked_for_again_on_
     assert (await chat.resume()).text == "whole"
     assert await history(local) == [("user", "q"), ("assistant", "whole")]
     assert await chat.resume_point() is None
-    with pytest.raises(AgentResumeError, match="completed"):
+    with pytest.raises(AgentResumeError) as refused:
         await chat.resume()
+    assert refused.value.reason == "completed"
 
 
 async def test_a_request_that_the_provider_refuses_is_not_repeated(local: LocalStore) -> None:

@@ -1,7 +1,12 @@
 """What an adapter may read of a history: its tool journal, its checkpoints, and from which of them it goes on."""
 
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
 from outlast.adapters.items import Items
-from outlast.core.records import Call
+from outlast.core import jsontext
+from outlast.core.records import Approval, Call
+from outlast.engine.context import InvocationContext
 from outlast.store.checkpoints import Checkpoint, PendingWrite
 from outlast.store.store import Store
 
@@ -16,6 +21,12 @@ class History:
         self._store = store
 
     @classmethod
+    def of_run(cls, context: InvocationContext) -> "History":
+        """Return the history that a run belongs to: its session's, or one of its own."""
+        thread = thread_name(context.principal, context.session_id or context.invocation_id)
+        return cls(context.store, scope=context.scope, thread=thread)
+
+    @classmethod
     async def of_session(cls, store: Store, principal: str, session_id: str) -> "History | None":
         """Return the history of a session, or None when nothing ever ran in it."""
         number = await store.read.session_number(principal, session_id)
@@ -27,11 +38,23 @@ class History:
         """Read the messages of a history that is kept as items."""
         return await Items.load(self._store, self.scope)
 
+    async def newest_items(self, page: int) -> AsyncIterator[Any]:
+        """Give the contents of the items, the newest first; `page` is how many are read at once."""
+        before: int | None = None
+        while found := await self._store.read.items(self.scope, after=before, newest_first=True, limit=page):
+            for one in found:
+                yield jsontext.decode(one.item)
+            before = found[-1].position
+
     async def calls(self) -> list[Call]:
         return await self._store.read.calls(self.scope)
 
     async def call(self, key: str) -> Call | None:
         return await self._store.read.call(self.scope, key)
+
+    async def approvals(self, keys: Sequence[str]) -> dict[str, Approval]:
+        """Return what was, or is, to be decided about calls, by their keys."""
+        return {row.key: row for row in await self._store.read.approvals(self.scope, keys)}
 
     async def head(self, namespace: str) -> str | None:
         """Return the id of the checkpoint from which a namespace goes on."""

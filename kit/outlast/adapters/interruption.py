@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from outlast.adapters.approvals import shown
 from outlast.core import jsontext
-from outlast.core.records import Invocation, Status
-from outlast.core.resume import ResumePoint
+from outlast.core.records import ApprovalStatus, Invocation, Status
+from outlast.core.resume import ResumeKind, ResumePoint
 from outlast.store.store import Store
 
 PAGE = 500
@@ -24,6 +25,11 @@ async def explained(store: Store, principal: str, session_id: str, point: Resume
     found = await store.read.listed(
         principal, session_id=session_id, status=None, agent=None, metadata={}, before=None, limit=1
     )
+    if point.kind is ResumeKind.AWAIT_APPROVAL:
+        waiting = await store.read.approvals_listed(
+            principal, status=ApprovalStatus.OPEN, session_id=session_id, before=None, limit=PAGE
+        )
+        point = replace(point, approvals=tuple(shown(row) for row in reversed(waiting)))
     if not found or found[0].status is Status.COMPLETED:
         return point
     return replace(
@@ -34,7 +40,9 @@ async def explained(store: Store, principal: str, session_id: str, point: Resume
     )
 
 
-def _cause(run: Invocation) -> str:
+def _cause(run: Invocation) -> str | None:
+    if run.status is Status.INTERRUPTED:
+        return None
     if not run.status.final:
         # Somebody asks while the run is not final: in a process that found its worker dead.
         return "worker_died"

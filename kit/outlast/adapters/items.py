@@ -1,11 +1,12 @@
 """A history that is kept as items: read once, then appended to under the lease of the run that has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from outlast.core import jsontext
 from outlast.core.errors import OutlastError, RunFailed
-from outlast.core.records import StoredItem
-from outlast.core.transcript import Message
+from outlast.core.records import Approval, ApprovalStatus, StoredItem
+from outlast.core.transcript import CallRequest, Message, last_answer, open_calls
 from outlast.store import items
 from outlast.store.grouped import Part
 from outlast.store.store import Store
@@ -20,6 +21,8 @@ class Items:
         self._scope, self._last = scope, last
         self.stored = list(stored)
         self.messages = [_message(one) for one in stored]
+        self.approvals: dict[str, Approval] = {}
+        """What is known of decisions about the open calls, by the calls' keys."""
 
     @classmethod
     async def load(cls, store: Store, scope: str) -> "Items":
@@ -29,7 +32,35 @@ class Items:
             scope, after=found[-1].position if found else None, newest_first=False, limit=PAGE, patient=True
         ):
             found += page
-        return cls(scope, last, found)
+        items = cls(scope, last, found)
+        if opened := items.open_calls():
+            items.decided(await store.read.approvals(scope, list(opened)))
+        return items
+
+    def open_calls(self) -> dict[str, CallRequest]:
+        """Return the calls of the last answer that have no result, by their keys."""
+        last = last_answer(self.messages)
+        if last is None:
+            return {}
+        return {key_of(self.stored[last].id, place): call for place, call in open_calls(self.messages).items()}
+
+    def decided(self, approvals: Iterable[Approval]) -> None:
+        """Take in what is known of decisions about the open calls."""
+        last = last_answer(self.messages)
+        if last is None:
+            return
+        self.approvals = {row.key: row for row in approvals}
+        self.messages[last] = replace(
+            self.messages[last],
+            calls=tuple(
+                replace(call, awaits_approval=self._is_open(key_of(self.stored[last].id, place)))
+                for place, call in enumerate(self.messages[last].calls)
+            ),
+        )
+
+    def _is_open(self, key: str) -> bool:
+        row = self.approvals.get(key)
+        return row is not None and row.status is ApprovalStatus.OPEN
 
     def has(self, id: str) -> bool:
         return any(one.id == id for one in self.stored)
@@ -43,6 +74,11 @@ class Items:
             self.stored.append(StoredItem(self._last, id, text, 0, number))
             self.messages.append(message)
         return parts
+
+
+def key_of(item_id: str, place: int) -> str:
+    """Name a call by the item of the answer that asked for it and its place there: providers use their ids again."""
+    return f"{item_id}:{place}"
 
 
 def _message(stored: StoredItem) -> Message:

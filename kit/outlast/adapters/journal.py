@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from outlast.adapters.events import Event, EventWriter
 from outlast.adapters.history import History
+from outlast.adapters.items import key_of
 from outlast.core import faults, jsontext
 from outlast.core.records import Call, CallState
-from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT
+from outlast.core.resume import CANCELLED_RESULT, INTERRUPTED_RESULT, NOT_RUN_RESULT
 from outlast.engine.context import InvocationContext
 from outlast.store import journal
 from outlast.store.grouped import Part
@@ -36,8 +37,8 @@ class ToolCall:
 
     @classmethod
     def of(cls, message_id: str, index: int, *, call_id: str | None, name: str, arguments: Any) -> "ToolCall":
-        """Key a call by the answer that asked for it and its place there: providers use their call ids again."""
-        return cls(f"{message_id}:{index}", call_id, name, arguments)
+        """Key a call by the answer that asked for it and its place there."""
+        return cls(key_of(message_id, index), call_id, name, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Outcome:
 
 INTERRUPTED = Outcome("unknown", INTERRUPTED_RESULT)
 NOT_RUN = Outcome("unknown", NOT_RUN_RESULT)
+CANCELLED = Outcome("unknown", CANCELLED_RESULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,8 @@ class ToolJournal:
         )  # fmt: skip
         self._rows[call.key] = await self._context.journal(part)
 
-    async def close(self, call: ToolCall, *, proven: bool) -> Outcome:
-        """Answer a call without running anything, and return the answer.
+    async def close(self, call: ToolCall, *, proven: bool, otherwise: Outcome = INTERRUPTED) -> Outcome:
+        """Answer a call without running anything, and return the answer; `otherwise` if nobody knows its outcome.
 
         A pending call is said not to have run only when it is `proven` that nothing could run it past this journal.
         """
@@ -167,7 +169,12 @@ class ToolJournal:
         row = await self._row(call)
         answer = self._answer(call, row, run=False)
         assert answer is not None
-        return await self._answered(call, row, INTERRUPTED if answer is NOT_RUN and not proven else answer)
+        unknown = answer is INTERRUPTED or (answer is NOT_RUN and not proven)
+        return await self._answered(call, row, otherwise if unknown else answer)
+
+    async def deny(self, call: ToolCall, answer: Outcome) -> Outcome:
+        """Answer a call that no person agreed to."""
+        return await self._answered(call, await self._row(call), answer, origin="approval")
 
     async def rows(self) -> list[Call]:
         """Read every row of the history."""
@@ -245,7 +252,9 @@ class ToolJournal:
                 again = run and call.name in self._rerun_safe and not self.is_mine(row)
                 return None if again else INTERRUPTED
 
-    async def _answered(self, call: ToolCall, row: Call | None, answer: Outcome) -> Outcome:
+    async def _answered(
+        self, call: ToolCall, row: Call | None, answer: Outcome, *, origin: str = "recovery"
+    ) -> Outcome:
         """Store an answer that no body gave, and tell clients of one they have not heard of."""
         if row is not None and row.state in (CallState.DONE, CallState.FAILED) and row.finished_position is not None:
             return answer
@@ -254,7 +263,7 @@ class ToolJournal:
             scope=self._history.scope, key=call.key, call_id=call.call_id, name=call.name,
             arguments=_text(call.arguments), outcome=_stored(answer), position=self._context.next_position(),
         )  # fmt: skip
-        event = finished(call, answer, origin="recovery")
+        event = finished(call, answer, origin=origin)
         self._rows[call.key] = await self._context.journal(part, events=[event], progress=True)
         return answer
 

@@ -1,11 +1,12 @@
 """What an adapter is to the rest of the kit, and the base that makes the engine's handlers of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Literal, Protocol
 
 from outlast.adapters.history import History
 from outlast.adapters.interruption import explained
+from outlast.adapters.journal import CANCELLED
 from outlast.adapters.local import LocalStore
 from outlast.adapters.recovery import Result, Turn, recover_message, recover_resume
 from outlast.adapters.run import CURRENT_RUN, Run
@@ -58,25 +59,54 @@ class DurableAgent(ABC):
             raise AgentResumeError("empty")
         return await explained(store, principal, session_id, await self.require_resume_point(history))
 
+    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
+        """Return the messages of a session, oldest first, in the neutral form. Reads only."""
+        history = await History.of_session(store, principal, session_id)
+        return [] if history is None else await self.messages(history)
+
     def handlers(self) -> AgentHandlers:
         """Return the functions the engine calls."""
         return AgentHandlers(
-            invoke=self._invoke, recover=self._recover, resume=self._resume, config_keys=self.config_keys
+            invoke=self._invoke,
+            recover=self._recover,
+            resume=self._invoke,
+            cancelled=self._cancelled,
+            config_keys=self.config_keys,
         )
 
     def session(self, id: str, *, store: LocalStore | str | None = None) -> ChatSession:
         """Return a conversation with this agent in this process, without a server."""
         return ChatSession(self, id, store)
 
+    async def entered(
+        self, context: InvocationContext, enter: Callable[[InvocationContext], Awaitable[Result]]
+    ) -> Result:
+        """Do one attempt by `enter`; a place for what an adapter does around each."""
+        return await enter(context)
+
     async def _invoke(self, context: InvocationContext) -> Result:
-        return await (await self._turn(context)).start()
+        return await self.entered(context, self._start)
 
     async def _recover(self, context: InvocationContext) -> Result:
+        return await self.entered(context, self._go_on)
+
+    async def _start(self, context: InvocationContext) -> Result:
+        turn = await self._turn(context)
+        return await (turn.resume() if context.kind is Kind.RESUME else turn.start())
+
+    async def _go_on(self, context: InvocationContext) -> Result:
         turn = await self._turn(context)
         return await (recover_resume(turn) if context.kind is Kind.RESUME else recover_message(turn))
 
-    async def _resume(self, context: InvocationContext) -> Result:
-        return await (await self._turn(context)).resume()
+    async def _cancelled(self, context: InvocationContext) -> None:
+        await (await self._turn(context)).close(CANCELLED)
+
+    async def resume_refused(self, error: AgentResumeError) -> None:  # noqa: B027 - most do not listen
+        """Hear that a resume was refused before it became a run."""
+
+    async def messages(self, history: History) -> list[dict[str, Any]]:
+        """Return the messages of a history, oldest first, in the neutral form. Reads only."""
+        return [message.as_json() for message in (await history.items()).messages]
 
     async def _turn(self, context: InvocationContext) -> Turn:
         run = await Run.of(context, rerun_safe=self.rerun_safe)

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from outlast.adapters.journal import Outcome
 from outlast.core.records import Interrupt
 
 Output = dict[str, Any]
@@ -29,6 +30,10 @@ class Turn(Protocol):
 
     async def resume(self) -> Result:
         """Run on from the resume point of the history. Raises AgentResumeError when there is none."""
+        ...
+
+    async def close(self, answer: Outcome) -> None:
+        """Answer every open call of the history with what its journal knows, else with `answer`; run nothing."""
         ...
 
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from outlast.adapters.events import Event, EventWriter, LogSummary, summarise
-from outlast.adapters.history import Checkpoint, History, PendingWrite, thread_name
+from outlast.adapters.history import Checkpoint, History, PendingWrite
 from outlast.adapters.journal import Outcome, ToolCall, ToolJournal
 from outlast.core import faults
 from outlast.core.errors import RunFailed
@@ -21,11 +21,7 @@ class Run:
 
     def __init__(self, context: InvocationContext, *, summary: LogSummary, rerun_safe: Collection[str]) -> None:
         self.context = context
-        self.history = History(
-            context.store,
-            scope=context.scope,
-            thread=thread_name(context.principal, context.session_id or context.invocation_id),
-        )
+        self.history = History.of_run(context)
         self.events = EventWriter(context, summary)
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
 

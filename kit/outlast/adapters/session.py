@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
 from outlast.core import jsontext
-from outlast.core.errors import AgentResumeError, Conflict, RunFailed, SessionBusy
+from outlast.core.errors import AgentResumeError, Conflict, NotFound, RunFailed, SessionBusy
 from outlast.core.portal import portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
 from outlast.core.reply import Reply, ended, reply_of
@@ -24,6 +24,10 @@ class ResumableAgent(Agent, Protocol):
     """An agent that knows how its histories were interrupted."""
 
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint: ...
+
+    async def resume_refused(self, error: AgentResumeError) -> None: ...
+
+    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]: ...
 
 
 class ChatSession:
@@ -53,9 +57,10 @@ class ChatSession:
         Leaving the iteration early does not stop the run.
         """
         engine = await self._local.engine(self._agent)
-        id = id or str(uuid.uuid4())
-        if (dead := await self._free(engine, wait, keep=id)) is not None:
-            await self._adopt(engine, dead)
+        if id is None or not await _is_over(engine, id):
+            id = id or str(uuid.uuid4())
+            if (dead := await self._free(engine, wait, keep=id)) is not None:
+                await self._adopt(engine, dead)
         invocation = await self._accept(engine, Kind.MESSAGE, message, id, wait)
         async for event in _followed(engine, invocation, 0):
             yield event
@@ -76,7 +81,11 @@ class ChatSession:
             after = await engine.store.read.last_position(run.number)
             await self._adopt(engine, run)
         else:
-            await self._agent.require_session_resume_point(engine.store, PRINCIPAL, self.id)
+            try:
+                await self._agent.require_session_resume_point(engine.store, PRINCIPAL, self.id)
+            except AgentResumeError as error:
+                await self._agent.resume_refused(error)
+                raise
             run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
         async for event in _followed(engine, run, after):
             yield event
@@ -87,6 +96,10 @@ class ChatSession:
             return await self._agent.require_session_resume_point(await self._local.store(), PRINCIPAL, self.id)
         except AgentResumeError:
             return None
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the session, oldest first. Reads only."""
+        return await self._agent.session_messages(await self._local.store(), PRINCIPAL, self.id)
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""
@@ -176,12 +189,23 @@ class SyncChatSession:
     def resume_point(self) -> ResumePoint | None:
         return portal().call(self._session.resume_point())
 
+    def messages(self) -> list[dict[str, Any]]:
+        return portal().call(self._session.messages())
+
     def cancel(self) -> bool:
         return portal().call(self._session.cancel())
 
     def close(self) -> None:
         """Close the session's store for code without asyncio."""
         portal().call(self._session._local.close())
+
+
+async def _is_over(engine: Engine, id: str) -> bool:
+    """Say whether there is such a run, and it is final: then it is told again, whatever the session does now."""
+    try:
+        return (await engine.get(PRINCIPAL, id)).status.final
+    except NotFound:
+        return False
 
 
 async def _is_held(store: Store, run: Invocation) -> bool:

@@ -181,6 +181,36 @@ class Interrupt:
         )
 
 
+class ApprovalStatus(StrEnum):
+    """Where the question is whether a tool call may run. Closed: the conversation went on, and nobody can decide."""
+
+    OPEN = "open"
+    DECIDED = "decided"
+    CLOSED = "closed"
+
+
+class Approval(NamedTuple):
+    """A tool call that a person has to decide about. `key` names the call; `arguments`, `decision` are JSON text.
+
+    `newest_run` is the number of the newest run of the session that had been accepted when it was asked.
+    """
+
+    number: int
+    key: str
+    session_id: str | None
+    agent: str
+    invocation_id: str | None
+    newest_run: int
+    call_id: str | None
+    name: str
+    arguments: str
+    status: ApprovalStatus
+    decision: str | None
+    decided_by: int | None
+    created_at: int
+    decided_at: int | None
+
+
 class CallState(StrEnum):
     """Where a journalled side effect is."""
 

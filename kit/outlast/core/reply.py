@@ -20,6 +20,22 @@ class Reply:
     output: Any = None
     """All that the agent returned."""
 
+    @classmethod
+    def of(
+        cls,
+        id: str,
+        *,
+        output: Any = None,
+        interrupt: Mapping[str, Any] | None = None,
+        usage: Mapping[str, Any] | None = None,
+    ) -> "Reply":
+        """Make the reply of what a run ended with."""
+        said = output if isinstance(output, Mapping) else {}
+        return cls(
+            id, str(said.get("text", "")), said.get("messages", ()), said.get("usage", usage), said.get("stop_reason"),
+            interrupt, output,
+        )  # fmt: skip
+
 
 def ended(
     id: str,
@@ -34,11 +50,7 @@ def ended(
     event: dict[str, Any] = {"type": "agent.run.finished", "invocation_id": id, "status": status, "reply": None}
     if status == "failed":
         return event | {"error": dict(error or {})}
-    said = output if isinstance(output, Mapping) else {}
-    reply = Reply(
-        id, str(said.get("text", "")), said.get("messages", ()), said.get("usage", usage), said.get("stop_reason"),
-        interrupt, output,
-    )  # fmt: skip
+    reply = Reply.of(id, output=output, interrupt=interrupt, usage=usage)
     return event | {"output": output, "interrupt": interrupt, "reply": reply}
 
 

@@ -33,7 +33,7 @@ INTERRUPTED_RESULT = (
 )
 """The answer to a call whose outcome nobody knows. It is marked as failed."""
 
-NOT_RUN_RESULT = "The process stopped before this call began. It did not run, so it has no effects."
+NOT_RUN_RESULT = "The run stopped before this call began. It did not run, so it has no effects."
 """The answer to a call that provably never began. It is marked as failed."""
 
 CANCELLED_RESULT = (
@@ -44,6 +44,9 @@ CANCELLED_RESULT = (
 
 NOT_APPROVED_RESULT = "Nobody approved this call. It did not run, so it has no effects."
 """The answer to a call whose approval was still open when the conversation went on. It is marked as failed."""
+
+REJECTED_RESULT = "A person refused this call. It did not run, so it has no effects."
+"""The answer to a call that a person decided against. It is marked as failed."""
 
 RETRY_TEXT = (
     "Your last response was interrupted and cannot be used. Do not continue it: give the whole response again from the "
@@ -91,6 +94,8 @@ class ResumePoint:
     """`worker_died`, `cancelled`, `provider_error`, `shutdown` or `unknown`."""
     partial_text: str | None = None
     """What was streamed before it stopped."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """What a person has to decide, as in the `interrupt` of the run that asked."""
 
     @property
     def description(self) -> str:
@@ -267,4 +272,5 @@ def point_of_json(value: Mapping[str, Any]) -> ResumePoint:
         None if at is None else round(datetime.fromisoformat(at).timestamp() * 1000),
         value.get("cause"),
         value.get("partial_text"),
+        tuple(value.get("approvals", ())),
     )

@@ -48,7 +48,7 @@ class CallRequest:
     arguments: str = ""
     """The text the model gave, whether or not that is JSON."""
     awaits_approval: bool = False
-    """Nobody has decided about it. Who stores decisions elsewhere clears this before asking the rules of resuming."""
+    """Nobody has decided about it. This is not stored with the message: the approvals of the history say it."""
 
     @property
     def parsed(self) -> dict[str, Any] | None:
@@ -208,8 +208,7 @@ def _content_of(content: Any) -> Content:
 
 
 def _shown(call: CallRequest) -> dict[str, Any]:
-    shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
-    return shown | ({"awaits_approval": True} if call.awaits_approval else {})
+    return {"id": call.id, "name": call.name, "arguments": call.arguments}
 
 
 def _call_of(value: Any, at: str) -> CallRequest:
@@ -222,5 +221,4 @@ def _call_of(value: Any, at: str) -> CallRequest:
     for source, name, prefix in named:
         if not isinstance(source.get(name), str):
             raise _wrong(f"{prefix}{name}", "a tool call has an id, a name, and arguments as text")
-    waits = _typed(value, "awaits_approval", bool, False, f"{at}.")
-    return CallRequest(value["id"], called["name"], called["arguments"], waits)
+    return CallRequest(value["id"], called["name"], called["arguments"])

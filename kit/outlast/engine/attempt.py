@@ -60,6 +60,8 @@ class Attempt:
         self._watch_deadline()
         try:
             outcome = self._refused() or await self._enter()
+            if outcome is not None and self._is_cut_short():
+                await self._put_in_order()
             return await self._end(outcome)
         except LeaseLost:
             logger.warning(
@@ -94,15 +96,18 @@ class Attempt:
             )
         return None
 
+    def _is_cut_short(self) -> bool:
+        """Say whether a handler was entered, now or in an earlier attempt, and somebody stopped the run since."""
+        entered = self._entered or self.invocation.attempt > 1
+        return entered and (self.invocation.cancel is not None or self._stop in ("cancelled", "timeout"))
+
     async def _enter(self) -> Outcome | None:
         """Call the handler; None when the attempt must not decide the outcome (shutdown, lost lease)."""
         run, store = self.invocation, self._worker.store
         last = await store.read.last_position(run.number, patient=True) if run.attempt > 1 else 0
         if self._stop is not None:
             return self._stopped()
-        self.context = InvocationContext(
-            run, store=store, lease=self._worker, last_position=last, auth=self._worker.auth(run)
-        )
+        self.context = self._context(last)
         faults.reach("attempt.before_handler")
         self._entered = True
         handling = asyncio.ensure_future(self._handled(self.context))
@@ -114,6 +119,32 @@ class Attempt:
         outcome = await handling
         faults.reach("attempt.after_handler")
         return outcome
+
+    def _context(self, last: int) -> InvocationContext:
+        return InvocationContext(
+            self.invocation, store=self._worker.store, lease=self._worker, last_position=last,
+            auth=self._worker.auth(self.invocation),
+        )  # fmt: skip
+
+    async def _put_in_order(self) -> None:
+        """Have the agent close what a cancelled run leaves open in its history. Raises LeaseLost.
+
+        Its handler may still run: it loses its context first, and what it wrote before is waited for.
+        """
+        if self._handlers.cancelled is None:
+            return
+        run, store = self.invocation, self._worker.store
+        if self.context is not None:
+            self.context.close("it was cancelled")
+        await store.write(run.number, run.epoch)
+        self.context = self._context(await store.read.last_position(run.number, patient=True))
+        try:
+            await call(self._handlers.cancelled, self.context)
+            await self.context.barrier()
+        except LeaseLost:
+            raise
+        except Exception:
+            logger.exception("invocation %s: its history could not be put in order when it was cancelled", run.id)
 
     async def _wind_down(self, handling: "asyncio.Future[Outcome]") -> None:
         """Cancel the handler and give it its grace; what still runs afterwards has lost its context."""

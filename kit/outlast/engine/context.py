@@ -68,6 +68,12 @@ class InvocationContext:
         """Becomes True when somebody asked the run to stop; code in threads should look at it."""
 
     @property
+    def input_message(self) -> Any:
+        """The input, or None where it has no new message: on a resume, and when it brings answers (`{"resume": …}`)."""
+        answers = isinstance(self.input, Mapping) and set(self.input) == {"resume"}
+        return None if answers or self.kind is Kind.RESUME else self.input
+
+    @property
     def last_position(self) -> int:
         """The position of the newest event of this invocation, committed or on its way."""
         return self._position

@@ -17,6 +17,9 @@ class AgentHandlers:
     invoke: Handler
     recover: Handler | None = None
     resume: Handler | None = None
+    cancelled: Handler | None = None
+    """Called when a run was cancelled or timed out and its handler has ended or lost its context: to put its history in
+    order before the run is final. What it raises is logged."""
     config_keys: frozenset[str] = frozenset()
     """Keys a request's `config` may have."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from outlast.core.errors import OutlastError
+from outlast.core.errors import AgentResumeError, OutlastError
 from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
 from outlast.store import Store
@@ -51,6 +51,10 @@ class Resumable(Protocol):
 
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
         """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
+        ...
+
+    async def resume_refused(self, error: AgentResumeError) -> None:
+        """Hear that a resume was refused before it became a run."""
         ...
 
 

@@ -13,6 +13,7 @@ from outlast.core.errors import OutlastError, StoreUnavailable
 from outlast.engine import EngineSettings
 from outlast.server import openapi, problems
 from outlast.server.agents import Agents, AgentSetupError
+from outlast.server.approvals import Approvals
 from outlast.server.invocations import Invocations
 from outlast.server.memories import Memories
 from outlast.server.operations import operations
@@ -143,7 +144,12 @@ class _Part:
 
     def add_to(self, app: FastAPI) -> None:
         router, invocations = operations(self), Invocations(self)
-        handmade = [*invocations.routes(), *Sessions(self, invocations).routes(), *Memories(self).routes()]
+        handmade = [
+            *invocations.routes(),
+            *Sessions(self, invocations).routes(),
+            *Memories(self).routes(),
+            *Approvals(self).routes(),
+        ]
         self._paths = [*_fixed(handmade), *(self.prefix + path for path in _fixed(router.routes))]
         self._refuse_taken(app)
         before = list(app.router.routes)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from outlast.core.records import Kind, OnActive, Status
+from outlast.core.records import ApprovalStatus, Kind, OnActive, Status
 
 Schema = dict[str, Any]
 
@@ -95,6 +95,24 @@ SCHEMAS: dict[str, Schema] = {
         },
         ["id", "position", "content"],
         "One entry of a conversation's history.",
+    ),
+    "Approval": _object(
+        {
+            "id": {"type": "string", "description": "Names it in a decision."},
+            "session_id": {"type": "string"},
+            "agent": {"type": "string"},
+            "invocation_id": {**_TEXT_OR_NULL, "description": "The run that asked, while it is kept."},
+            "call_id": _TEXT_OR_NULL,
+            "name": {"type": "string", "description": "The tool."},
+            "arguments": _ANY,
+            "allowed": {"type": "array", "items": {"type": "string", "enum": ["approve", "edit", "reject"]}},
+            "status": {"type": "string", "enum": list(ApprovalStatus)},
+            "decision": {"type": ["object", "null"]},
+            "created_at": _TIME,
+            "decided_at": _TIME,
+        },
+        ["id", "session_id", "agent", "name", "arguments", "allowed", "status"],
+        'A tool call that a person decides about, by an invocation with {"resume": {"decisions": [{"id", "type"}]}}.',
     ),
     "Problem": _object(
         {
@@ -319,4 +337,21 @@ _PATHS |= {
             requestBody=_fields(id=_ID, stream={"type": "boolean"}, background={"type": "boolean"}),
         ),
     },
+}
+
+_PATHS |= {
+    "/api/approvals": {
+        "get": _operation(
+            "List what waits, or waited, for a person, newest first.",
+            "list_approvals",
+            {"200": _answer("One page.", _page({"$ref": "#/components/schemas/Approval"}))},
+            "approvals",
+            parameters=[
+                _query("status", {"type": "string", "enum": list(ApprovalStatus)}, "In one status."),
+                _query("session_id", _NAME, "Of one session."),
+                _CURSOR,
+                _LIMIT,
+            ],
+        )
+    }
 }

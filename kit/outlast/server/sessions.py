@@ -170,8 +170,17 @@ class Sessions:
         )
         ask = replace(ask, request=replace(ask.request, on_active=OnActive.REJECT))
         if not await self._known(runtime, ask) and session.active is None:
-            await self._point(request, session)
+            await self._require_point(request, session)
         return await self._invocations.answer(request, runtime, ask, auth, 0)
+
+    async def _require_point(self, request: Request, session: Session) -> None:
+        """Refuse to resume where there is nothing to resume. The agent hears of it, as of every failure."""
+        try:
+            await self._point(request, session)
+        except AgentResumeError as error:
+            if isinstance(agent := self._server.agents.by_name().get(session.agent), Resumable):
+                await agent.resume_refused(error)
+            raise
 
     async def _known(self, runtime: Runtime, ask: accept.Ask) -> bool:
         """Say whether this very request was accepted before: then it is joined, whatever became of the session."""
@@ -270,7 +279,7 @@ def _point(point: Any) -> str:
     fields = jsontext.encode(
         {
             "kind": point.kind, "description": point.description, "cause": point.cause,
-            "partial_text": point.partial_text,
+            "partial_text": point.partial_text, "approvals": list(point.approvals),
             "unanswered_tool_calls": [{"id": one.id, "name": one.name} for one in point.unanswered_tool_calls],
         }
     )  # fmt: skip

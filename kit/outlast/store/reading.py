@@ -15,7 +15,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outlast.core import jsontext
 from outlast.core.errors import StoreError, StoreUnavailable
-from outlast.core.records import Call, CallState, Event, Invocation, Status, StoredItem, StoredSession
+from outlast.core.records import (
+    Approval,
+    ApprovalStatus,
+    Call,
+    CallState,
+    Event,
+    Invocation,
+    Status,
+    StoredItem,
+    StoredSession,
+)
+from outlast.store import approvals as decisions
 from outlast.store import bounded, checkpoints
 from outlast.store import invocations as life
 from outlast.store import items as histories
@@ -198,6 +209,26 @@ class Reader:
             return None if row is None else _call(row)
 
         return await self._run(read, patient=True)
+
+    async def approvals(self, scope: str, keys: Sequence[str]) -> list[Approval]:
+        """Read what was, or is, to be decided about some calls of a history."""
+        return await self._run(lambda connection: decisions.of_calls(connection, scope, keys), patient=True)
+
+    async def approvals_listed(
+        self,
+        principal: str,
+        *,
+        status: ApprovalStatus | None,
+        session_id: str | None,
+        before: int | None,
+        limit: int,
+    ) -> list[Approval]:
+        """Newest first, of every session, below the number `before`."""
+        return await self._run(
+            lambda connection: decisions.listed(
+                connection, principal, status=status, session_id=session_id, before=before, limit=limit
+            )
+        )
 
     async def head(self, scope: str, namespace: str) -> str | None:
         query = select(heads.c.checkpoint).where(heads.c.scope == scope, heads.c.namespace == namespace)

@@ -14,6 +14,7 @@ from sqlalchemy import func, literal_column, select
 from outlast.core import jsontext
 from outlast.core.errors import Conflict, NotFound, SessionBusy
 from outlast.core.records import StoredItem, StoredSession
+from outlast.store import approvals
 from outlast.store import invocations as life
 from outlast.store.statements import Connection, Rows, Statement, query, values
 from outlast.store.tables import invocations, sessions
@@ -167,7 +168,7 @@ _RUNS = Statement(
 _SCOPES = "WHERE scope IN (SELECT 's' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _SCOPES)
-    for table in ("checkpoint_writes", "checkpoints", "heads", "items", "journal")
+    for table in ("approvals", "checkpoint_writes", "checkpoints", "heads", "items", "journal")
 ]
 _DELETE = Statement("DELETE FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f)")
 
@@ -276,6 +277,7 @@ def _append(
         return []
     before = query(connection, _ADVANCE, number=found.number, count=len(contents))[0][0]
     connection.send(_APPEND, scope=found.scope, rows=_rows(before, contents))
+    approvals.close_by_hand(connection, found.scope)
     return _known(connection, found.scope, contents)
 
 
@@ -311,6 +313,7 @@ class _Pop:
         self._popped = StoredItem(*rows[0])
         position = self._popped.position
         connection.send(_REMOVE, scope=found.scope, first=position, last=position)
+        approvals.close_by_hand(connection, found.scope)
         connection.send(_TOUCH, number=found.number)
         return self._popped
 
@@ -331,6 +334,7 @@ class _Clear:
             self._number, self._last = found.number, found.last_item
             self._count = self._left(connection)
         connection.send(_REMOVE, scope=found.scope, first=0, last=self._last)
+        approvals.close_by_hand(connection, found.scope)
         connection.send(_TOUCH, number=found.number)
         return self._count
 
@@ -358,6 +362,7 @@ def _fork(
     copy = _find(connection, principal, new_id)
     if created:
         connection.send(_COPY, new=copy.scope, scope=source.scope, last=last)
+        approvals.copy_closed(connection, scope=source.scope, new=copy.scope, session_number=copy.number)
     elif (copy.agent, copy.actor_id, copy.forked_from) != (source.agent, actor_id, source.id):
         raise _exists(new_id)
     return copy

@@ -159,6 +159,31 @@ journal = Table(
 )
 """Scope is `s<session number>` or `i<invocation number>`; the key is unique in it."""
 
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("session_number", BigInteger),
+    Column("invocation_number", BigInteger, nullable=False),
+    Column("newest_run", BigInteger, nullable=False),
+    Column("call_id", Text),
+    Column("name", Text, nullable=False),
+    Column("arguments", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("decision", Text),
+    Column("decided_by", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("decided_at", BigInteger),
+    UniqueConstraint("scope", "key", name="approvals_key"),
+    Index("approvals_listed", "principal", "status", "number"),
+    sqlite_autoincrement=True,
+)
+"""What a person has to decide. `key` is that of the call in `journal`; `newest_run` is the newest run that had been
+accepted when it was asked, so that a later run is told from one that was waiting already."""
+
 heads = Table(
     "heads",
     metadata,

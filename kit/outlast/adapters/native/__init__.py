@@ -1,6 +1,7 @@
 """The native agent: a model, tools, and a loop that survives its process. It uses nothing but the adapters' seam."""
 
 from outlast.adapters.native.agent import Agent
+from outlast.adapters.native.hooks import Hooks, JsonlRecorder
 from outlast.adapters.native.model import (
     CallDelta,
     Delta,
@@ -22,6 +23,8 @@ __all__ = [
     "Agent",
     "CallDelta",
     "Delta",
+    "Hooks",
+    "JsonlRecorder",
     "Limits",
     "Model",
     "ProviderError",

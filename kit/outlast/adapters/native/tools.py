@@ -29,14 +29,23 @@ class ToolError(Exception):
 
 
 class Tool:
-    """A function that a model may call. `async def` runs on the loop, `def` in a thread of its own."""
+    """A function that a model may call. `async def` runs on the loop, `def` in a thread of its own.
+
+    With `needs_approval`, a person has to agree before it runs; it may be a function of the tool's arguments that says
+    whether.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        needs_approval: bool | Callable[..., Any] = False,
     ) -> None:
         """Take a function. Raise ToolSetupError for one whose parameters cannot be described to a model."""
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self._function = function
+        self._function, self._needs_approval = function, needs_approval
         self._arguments = _arguments_of(function, self.name)
         self.spec = ToolSpec(
             self.name, description or inspect.getdoc(function) or "", self._arguments.model_json_schema()
@@ -47,12 +56,7 @@ class Tool:
 
         Raises ToolError for arguments that do not fit and a result that is not JSON; exceptions of the function go out.
         """
-        try:
-            checked = self._arguments.model_validate_json(arguments or "{}")
-        except ValidationError as error:
-            raise ToolError(f"the arguments do not fit: {_told(error)}") from None
-        values = {name.removeprefix(_PREFIX): getattr(checked, name) for name in checked.model_fields_set}
-        result = await call(partial(self._function, **values))
+        result = await call(partial(self._function, **self.check(arguments)))
         if isinstance(result, str):
             return result
         if isinstance(result, BaseModel):
@@ -61,6 +65,24 @@ class Tool:
             return jsontext.encode(result)
         except OutlastError as error:
             raise ToolError(f"the tool returned what JSON cannot hold: {error}") from None
+
+    def check(self, arguments: str) -> dict[str, Any]:
+        """Return the arguments in JSON text as values for the function. Raises ToolError for what does not fit."""
+        try:
+            checked = self._arguments.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            raise ToolError(f"the arguments do not fit: {_told(error)}") from None
+        return {name.removeprefix(_PREFIX): getattr(checked, name) for name in checked.model_fields_set}
+
+    async def asks(self, arguments: str) -> bool:
+        """Say whether a person has to agree to a call. Not for arguments that the tool refuses anyway."""
+        try:
+            values = self.check(arguments)
+        except ToolError:
+            return False
+        if callable(self._needs_approval):
+            return bool(await call(partial(self._needs_approval, **values)))
+        return self._needs_approval
 
 
 def tools(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:

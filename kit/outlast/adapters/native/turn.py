@@ -4,48 +4,34 @@ import asyncio
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from outlast.adapters.events import Message as EventMessage
+from outlast.adapters import approvals
+from outlast.adapters.approvals import Decision, DecisionType
 from outlast.adapters.inputs import InputMessage, Messages
 from outlast.adapters.items import Items
-from outlast.adapters.journal import Outcome, ToolCall
-from outlast.adapters.native.model import (
-    CallDelta,
-    Model,
-    ProviderError,
-    ReasoningDelta,
-    Stopped,
-    TextDelta,
-)
+from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
+from outlast.adapters.native.asking import ask
+from outlast.adapters.native.hooks import Hooks
+from outlast.adapters.native.model import Model
 from outlast.adapters.native.tools import Tool, ToolError
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
 from outlast.core import jsontext
 from outlast.core.errors import AgentResumeError, InvalidRequest, LeaseLost, RunFailed
-from outlast.core.resume import (
-    CONTINUE_TEXT,
-    RETRY_TEXT,
-    ResumeKind,
-    require_resume_point,
-)
+from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.resume import ResumeKind, repair, require_resume_point
 from outlast.core.transcript import CallRequest, Message, Role, StopReason
-
-RETRY_SECONDS = 0.5
-"""Before a failed model call is repeated for the first time; doubled each time."""
+from outlast.store import approvals as stored_approvals
+from outlast.store.grouped import Part
 
 LONGEST_RESULT = 1_000_000
 """Characters of a tool's result; it is stored several times, and no model would read more."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_NUDGES = {ResumeKind.RETRY_RESPONSE: RETRY_TEXT, ResumeKind.CONTINUE_RESPONSE: CONTINUE_TEXT}
-
-
-_WHOLE = frozenset({StopReason.STOP, StopReason.TOOL_CALLS, StopReason.PAUSED})
-"""After any other end the last call may be cut in a place where it still looks whole, so that none is run."""
+_EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +46,38 @@ class Limits:
     """Further tries of a failed model call that has said nothing yet."""
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What a model said so far."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: dict[int, CallDelta] = field(default_factory=dict)
-    stopped: Stopped | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not (self.text or self.reasoning or self.calls or self.stopped)
-
-
 class NativeTurn:
-    """What the native agent does for one run."""
+    """What the native agent does for one run: of new messages, of decisions, or, with neither, of a resume."""
 
     def __init__(
         self,
         run: Run,
-        input: Messages | None,
+        input: Messages | Sequence[Decision] | None,
         *,
         model: Model,
         tools: Mapping[str, Tool],
         instructions: str | None,
         limits: Limits,
+        hooks: Hooks,
     ) -> None:
         self._run, self._input = run, input
         self._model, self._tools, self._instructions, self._limits = model, tools, instructions, limits
+        self._hooks = hooks
         self._loaded: Items | None = None
 
     # What the history says ------------------------------------------------------------------------------------------
 
     async def has_input(self) -> bool:
-        number = self._run.context.lease[0]
-        return any(one.id == self._id_of(0) and one.invocation_number == number for one in (await self._items()).stored)
+        if isinstance(self._input, Messages):
+            stored = (await self._items()).stored
+            return any(one.id == self._id_of(0) and one.invocation_number == self._number for one in stored)
+        decided = await self._run.history.approvals([one.id for one in self._input or ()])
+        return any(row.decided_by == self._number for row in decided.values())
 
     async def result(self) -> Result | None:
         items = await self._items()
         last = items.stored[-1] if items.stored else None
-        if last is None or last.invocation_number != self._run.context.lease[0] or not self._is_over(items):
+        if last is None or last.invocation_number != self._number or not self._is_over(items):
             return None
         return self._result(items)
 
@@ -113,19 +90,40 @@ class NativeTurn:
 
     async def start(self) -> Result:
         items = await self._items()
-        if self._input is None:
-            raise AgentResumeError("empty")
-        closing = [(_new_id(), await self._closed(call)) for call in self._open(items)]
-        given = [(self._id_of(index), _given(message)) for index, message in enumerate(self._input.messages)]
+        if isinstance(self._input, Messages):
+            await self._add(items, self._input)
+        else:
+            await self._decide(items, self._input or ())
+        return await self._go(items)
+
+    async def _add(self, items: Items, input: Messages) -> None:
+        """Store new messages, and before them an answer to each call that an earlier run left open."""
+        if any(row.newest_run >= self._number for row in self._waiting(items)):
+            raise RunFailed(
+                "approval_open",
+                "this run waited when an approval was asked for, which it would have closed; decide, or send it again",
+            )
+        given = [(self._id_of(index), _given(message)) for index, message in enumerate(input.messages)]
         if known := next((id for id, _ in given if items.has(id)), None):
             raise RunFailed("invalid_input", f"the history has a message with the id {known!r} already")
-        await self._append([*closing, *given])
-        return await self._go(items)
+        await self._hooks.on_message(self._run.context)
+        closing = [(_new_id(), await self._closed(items, call)) for call in self._open(items)]
+        await self._append([*closing, *given], self._closing(items))
+
+    async def _decide(self, items: Items, decisions: Sequence[Decision]) -> None:
+        opened = self._open(items)
+        for one, call in ((one, call) for one in decisions for call in opened if call.key == one.id):
+            if one.type is DecisionType.EDIT and (tool := self._tools.get(call.name)) is not None:
+                try:
+                    tool.check(_text(one.arguments))
+                except ToolError as error:
+                    raise RunFailed("invalid_input", f"the decision about {call.name!r}: {error}") from None
+        await approvals.decide(self._run.context, self._run.history, decisions, opened)
+        items.decided((await self._run.history.approvals([call.key for call in opened])).values())
 
     async def go_on(self) -> Result:
         items = await self._items()
-        opened = self._open(items)
-        self._run.journal.dead.update(call.key for call in opened)
+        opened = self._leave_dead(items)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         return await self._go(items)
 
@@ -135,18 +133,33 @@ class NativeTurn:
         if point.kind is ResumeKind.AWAIT_APPROVAL:
             raise AgentResumeError("awaiting_approval")
         self._run.events.resume(point.kind)
-        self._run.journal.dead.update(call.key for call in self._open(items))
-        if (text := _NUDGES.get(point.kind)) is not None:
-            await self._append([(_new_id(), Message(Role.INTERNAL, text))])
+        if not self._leave_dead(items):
+            await self._append([(_new_id(), message) for message in repair(items.messages)])
         return await self._go(items)
+
+    def _leave_dead(self, items: Items) -> list[ToolCall]:
+        """Have the journal answer what a dead run left open, but for what a person has agreed to since."""
+        opened = self._open(items)
+        self._run.journal.dead.update(call.key for call in opened if call.key not in items.approvals)
+        return opened
+
+    async def close(self, answer: Outcome) -> None:
+        """Answer every open call, and let nobody decide any more."""
+        items = await self._items()
+        closing = [(_new_id(), await self._closed(items, call, answer)) for call in self._open(items)]
+        await self._append(closing, self._closing(items))
+
+    def _closing(self, items: Items) -> list[Part]:
+        return [stored_approvals.close(self._run.history.scope)] if self._waiting(items) else []
 
     # The loop -------------------------------------------------------------------------------------------------------
 
     async def _go(self, items: Items) -> Result:
         pauses = 0
         for _ in range(self._limits.model_calls):
-            if opened := self._open(items):
-                await self._append([(_new_id(), message) for message in await self._answers(opened)])
+            await self._answer_calls(items)
+            if waiting := self._waiting(items):
+                return approvals.interrupt(waiting)
             answer = await self._call_model(items)
             if self._is_over(items):
                 return self._result(items)
@@ -158,112 +171,83 @@ class NativeTurn:
         )
 
     async def _call_model(self, items: Items) -> Message:
-        """Have the model answer, and store its answer with the calls it asks for."""
-        message = self._run.events.start_message(model=self._model.name)
-        answer = await self._streamed(items, message)
-        stopped = answer.stopped
-        assert stopped is not None
-        said = Message(
-            Role.ASSISTANT,
-            answer.text,
-            _calls(answer) if stopped.reason in _WHOLE else (),
-            stop=stopped.reason,
-            reasoning=answer.reasoning,
-            model=self._model.name,
-            usage=stopped.usage,
+        """Have the model answer, and store its answer with the calls it asks for and what a person has to decide."""
+        context, system = self._run.context, [Message(Role.SYSTEM, self._instructions)] if self._instructions else []
+        told, said = await ask(
+            context, self._run.events, self._model, [*system, *items.messages],
+            [tool.spec for tool in self._tools.values()], retries=self._limits.retries,
+        )  # fmt: skip
+        asking = [index for index, call in enumerate(said.calls) if await self._needs_approval(call)]
+        parts = items.append([(told.message_id, said)], number=self._number)
+        opened = self._open(items)
+        questions, requested = approvals.ask(self._run.history.scope, [opened[index] for index in asking])
+        finished = self._run.events.finished_message(told, stop_reason=said.stop.value, stored=True, usage=said.usage)
+        await context.write(
+            events=[finished, *requested], parts=[*parts, *self._run.journal.pending(opened), *questions], progress=True
         )
-        finished = self._run.events.finished_message(
-            message, stop_reason=said.stop.value, stored=True, usage=said.usage
-        )
-        parts = items.append([(message.message_id, said)], number=self._run.context.lease[0])
-        await self._run.context.write(
-            events=[finished], parts=[*parts, *self._run.journal.pending(self._open(items))], progress=True
-        )
+        if asking:
+            items.decided((await self._run.history.approvals([call.key for call in opened])).values())
         return said
 
-    async def _streamed(self, items: Items, message: EventMessage) -> _Answer:
-        tries = 0
-        while True:
-            answer = _Answer()
-            try:
-                await self._run.context.assured()
-                await self._take(items, message, answer)
-                if answer.stopped is None:
-                    raise ProviderError("the answer of the provider was cut before its end")
-                return answer
-            except ProviderError as error:
-                if not error.retryable or not answer.empty or tries >= self._limits.retries:
-                    cut = self._run.events.finished_message(message, stop_reason=StopReason.ERROR, stored=False)
-                    self._run.events.post(cut)
-                    raise
-                tries += 1
-                await asyncio.sleep(RETRY_SECONDS * 2 ** (tries - 1))
-
-    async def _take(self, items: Items, message: EventMessage, answer: _Answer) -> None:
-        events, specs = self._run.events, [tool.spec for tool in self._tools.values()]
-        system = [Message(Role.SYSTEM, self._instructions)] if self._instructions else []
-        async with aclosing(self._model.stream([*system, *items.messages], specs)) as deltas:
-            async for delta in deltas:
-                match delta:
-                    case TextDelta(text):
-                        answer.text += text
-                        events.delta(message, "text", "text", text)
-                    case ReasoningDelta(text):
-                        answer.reasoning += text
-                        events.delta(message, "reasoning", "reasoning", text)
-                    case CallDelta(index):
-                        before = answer.calls.get(index)
-                        call = delta if before is None else _joined(before, delta)
-                        answer.calls[index] = call
-                        events.delta(message, index, "tool_call", delta.arguments, call_id=call.id, name=call.name)
-                    case Stopped():
-                        answer.stopped = delta
+    async def _needs_approval(self, call: CallRequest) -> bool:
+        tool = self._tools.get(call.name)
+        if tool is None or not await tool.asks(call.arguments):
+            return False
+        if self._run.context.session_id is None:
+            raise RunFailed(
+                "approval_needs_session",
+                f"the tool {call.name!r} needs an approval, which comes by another run of the session; give this run "
+                "a session_id",
+            )
+        return True
 
     # Tools ----------------------------------------------------------------------------------------------------------
 
     def _open(self, items: Items) -> list[ToolCall]:
-        """Return the calls of the last answer that have no result, keyed by that answer's item."""
-        asked = max((index for index, one in enumerate(items.messages) if one.role is Role.ASSISTANT), default=None)
-        if asked is None:
-            return []
-        answered = [one.call_id for one in items.messages[asked + 1 :] if one.role is Role.TOOL]
-        left: list[ToolCall] = []
-        for index, call in enumerate(items.messages[asked].calls):
-            if call.id in answered:
-                answered.remove(call.id)
-                continue
-            left.append(
-                ToolCall.of(
-                    items.stored[asked].id, index, call_id=call.id, name=call.name, arguments=_parsed(call.arguments)
-                )
-            )
-        return left
+        """Return the calls of the last answer that have no result."""
+        return [ToolCall(key, call.id, call.name, _parsed(call.arguments)) for key, call in items.open_calls().items()]
 
-    async def _answers(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Run calls side by side; when one cannot be stored, the others come to their end all the same."""
-        found = await asyncio.gather(*map(self._answered, calls), return_exceptions=True)
+    def _waiting(self, items: Items) -> list[Approval]:
+        """Return what a person has to decide about the open calls."""
+        opened = items.open_calls()
+        return [row for row in items.approvals.values() if row.status is ApprovalStatus.OPEN and row.key in opened]
+
+    async def _answer_calls(self, items: Items) -> None:
+        """Answer the open calls side by side, all but those that wait for a person, and store the results.
+
+        When one cannot be stored, the others come to their end all the same.
+        """
+        waiting = {row.key for row in self._waiting(items)}
+        calls = [call for call in self._open(items) if call.key not in waiting]
+        found = await asyncio.gather(*(self._answered(items, call) for call in calls), return_exceptions=True)
         messages = [one for one in found if isinstance(one, Message)]
         if failure := next((one for one in found if isinstance(one, BaseException)), None):
             raise failure
-        return messages
+        await self._append([(_new_id(), message) for message in messages])
 
-    async def _answered(self, call: ToolCall) -> Message:
-        """Run a call, unless its journal says how it is answered."""
+    async def _answered(self, items: Items, call: ToolCall) -> Message:
+        """Run a call, unless a person or its journal says how it is answered."""
+        row = items.approvals.get(call.key)
+        if row is not None and (denied := approvals.denial(row)) is not None:
+            return _result_of(call, await self._run.journal.deny(call, denied))
+        decision = None if row is None else approvals.decision_of(row)
+        edited = decision is not None and decision.type is DecisionType.EDIT
+        if decision is not None and edited:
+            call = replace(call, arguments=decision.arguments)
         journal = self._run.journal
         outcome = await journal.start(call)
         if outcome is None:
             with journal.body(call):
                 outcome = await self._body(call)
             await journal.done(call, outcome)
-        return _result_of(call, outcome)
+        return _result_of(call, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
 
     async def _body(self, call: ToolCall) -> Outcome:
         tool = self._tools.get(call.name)
         if tool is None:
             return Outcome("error", f"there is no tool {call.name!r}")
         try:
-            text = call.arguments if isinstance(call.arguments, str) else jsontext.encode(call.arguments)
-            return _within_bounds(await tool.run(text))
+            return _within_bounds(await tool.run(_text(call.arguments)))
         except asyncio.CancelledError as error:
             # Tools raise it by themselves, too: an inner timeout, a client that was closed.
             task = asyncio.current_task()
@@ -277,25 +261,35 @@ class NativeTurn:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told, and no tool ends the server
             return Outcome("error", f"{type(error).__name__}: {error}")
 
-    async def _closed(self, call: ToolCall) -> Message:
-        return _result_of(call, await self._run.journal.close(call, proven=True))
+    async def _closed(self, items: Items, call: ToolCall, otherwise: Outcome = INTERRUPTED) -> Message:
+        """Answer a call that an earlier run left open, without running it."""
+        row = items.approvals.get(call.key)
+        if row is not None and row.status is ApprovalStatus.OPEN:
+            row = row._replace(status=ApprovalStatus.CLOSED)
+        if row is not None and (denied := approvals.denial(row)) is not None:
+            return _result_of(call, await self._run.journal.deny(call, denied))
+        return _result_of(call, await self._run.journal.close(call, proven=True, otherwise=otherwise))
 
     # Small things ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _number(self) -> int:
+        return self._run.context.lease[0]
 
     async def _items(self) -> Items:
         if self._loaded is None:
             self._loaded = await self._run.history.items()
         return self._loaded
 
-    async def _append(self, messages: Sequence[tuple[str, Message]]) -> None:
-        if messages:
+    async def _append(self, messages: Sequence[tuple[str, Message]], parts: Sequence[Part] = ()) -> None:
+        if messages or parts:
             items = await self._items()
-            parts = items.append(messages, number=self._run.context.lease[0])
-            await self._run.context.write(parts=parts, progress=True)
+            stored = items.append(messages, number=self._number)
+            await self._run.context.write(parts=[*stored, *parts], progress=True)
 
     def _id_of(self, index: int) -> str:
         """Name an input message: what the user named it, else by the run, so that it is stored once."""
-        if self._input is not None and (id := self._input.messages[index].id) is not None:
+        if isinstance(self._input, Messages) and (id := self._input.messages[index].id) is not None:
             if not _ID.fullmatch(id):
                 raise RunFailed("invalid_input", "a message id is 1 to 128 visible ASCII characters")
             return id
@@ -320,16 +314,6 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _calls(answer: _Answer) -> tuple[CallRequest, ...]:
-    """Return the calls, each under an id of its own: some providers use one twice, or none at all."""
-    calls: list[CallRequest] = []
-    for index, one in sorted(answer.calls.items()):
-        taken = {call.id for call in calls}
-        id = one.id if one.id and one.id not in taken else f"{one.id or 'call'}-{index}"
-        calls.append(CallRequest(id, one.name or "", one.arguments))
-    return tuple(calls)
-
-
 def _parsed(arguments: str) -> Any:
     """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
     try:
@@ -338,8 +322,8 @@ def _parsed(arguments: str) -> Any:
         return arguments
 
 
-def _joined(before: CallDelta, delta: CallDelta) -> CallDelta:
-    return CallDelta(delta.index, before.arguments + delta.arguments, before.id or delta.id, before.name or delta.name)
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else jsontext.encode(arguments)
 
 
 def _within_bounds(text: str) -> Outcome:
@@ -348,9 +332,9 @@ def _within_bounds(text: str) -> Outcome:
     return Outcome("ok", text)
 
 
-def _result_of(call: ToolCall, outcome: Outcome) -> Message:
+def _result_of(call: ToolCall, outcome: Outcome, preface: str = "") -> Message:
     text = outcome.output if isinstance(outcome.output, str) else jsontext.encode(outcome.output)
-    return Message(Role.TOOL, text, call_id=call.call_id, failed=outcome.failed)
+    return Message(Role.TOOL, preface + text, call_id=call.call_id, failed=outcome.failed)
 
 
 def _given(message: InputMessage) -> Message:

@@ -55,6 +55,28 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("scope", "namespace"),
     )
     op.create_table(
+        "approvals",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("session_number", sa.BigInteger(), nullable=True),
+        sa.Column("invocation_number", sa.BigInteger(), nullable=False),
+        sa.Column("newest_run", sa.BigInteger(), nullable=False),
+        sa.Column("call_id", sa.Text(), nullable=True),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("arguments", sa.Text(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("decision", sa.Text(), nullable=True),
+        sa.Column("decided_by", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("decided_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("number"),
+        sa.UniqueConstraint("scope", "key", name="approvals_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("approvals_listed", "approvals", ["principal", "status", "number"], unique=False)
+    op.create_table(
         "journal",
         sa.Column("scope", sa.Text(), nullable=False),
         sa.Column("key", sa.Text(), nullable=False),

@@ -1,0 +1,115 @@
+"""What a person has to decide before a tool call may run: asked and decided by runs under their lease, once each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection as PooledConnection
+from sqlalchemy import Select, select
+
+from outlast.core.records import Approval, ApprovalStatus
+from outlast.store.grouped import Part
+from outlast.store.statements import Connection, Rows, Statement
+from outlast.store.tables import approvals, invocations, sessions
+
+_LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
+_ASK = Statement(
+    """
+    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, call_id, name,
+        arguments, status, created_at)
+    SELECT v.principal, CAST(:scope AS text), i.k, v.session_number, v.number,
+        COALESCE((SELECT max(o.number) FROM {p}invocations o WHERE o.session_number = v.session_number), v.number),
+        i.c, i.n, i.a, 'open', {now}
+    FROM {rows} i JOIN {p}invocations v ON """
+    + _LEASE
+    + " ON CONFLICT (scope, key) DO NOTHING",
+    {"k": "text", "c": "text", "n": "text", "a": "text"},
+)
+_DECIDE = Statement(
+    """
+    UPDATE {p}approvals SET status = 'decided', decision = :decision, decided_by = :number, decided_at = {now}
+    WHERE scope = :scope AND key = :key AND status = 'open' AND EXISTS (SELECT 1 FROM {p}invocations v WHERE """
+    + _LEASE
+    + ")"
+)
+_CLOSE = """
+    UPDATE {p}approvals SET status = 'closed', decided_at = {now} WHERE scope = :scope AND status = 'open'
+"""
+_CLOSE_BY_RUN = Statement(_CLOSE + " AND EXISTS (SELECT 1 FROM {p}invocations v WHERE " + _LEASE + ")")
+_CLOSE_BY_HAND = Statement(_CLOSE)
+_COPY = Statement(
+    """
+    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, call_id, name,
+        arguments, status, created_at, decided_at)
+    SELECT principal, CAST(:new AS text), key, CAST(:session AS bigint), invocation_number, newest_run, call_id, name,
+        arguments, 'closed', created_at, {now}
+    FROM {p}approvals WHERE scope = :scope AND status = 'open'
+    """
+)
+
+
+def ask(scope: str, calls: Sequence[tuple[str, str | None, str, str]]) -> Part:
+    """Note calls (key, call id, name, arguments as JSON text) that must not run before a person agreed."""
+    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "c", "n", "a"], calls)})
+
+
+def decide(scope: str, key: str, decision: str) -> Part:
+    """Store a decision (JSON text) about an open call. A decision that was made stays."""
+    return Part("approval.decided", _DECIDE, {"scope": scope, "key": key, "decision": decision})
+
+
+def close(scope: str) -> Part:
+    """Let nobody decide any more about what is open in a history: its conversation goes on without."""
+    return Part("approval.closed", _CLOSE_BY_RUN, {"scope": scope})
+
+
+def close_by_hand(connection: Connection, scope: str) -> None:
+    """The same, where somebody changes the history while no run has it."""
+    connection.send(_CLOSE_BY_HAND, scope=scope)
+
+
+def copy_closed(connection: Connection, *, scope: str, new: str, session_number: int) -> None:
+    """Note in the copy of a history that what is open in the original is open there only."""
+    connection.send(_COPY, scope=scope, new=new, session=session_number)
+
+
+_APPROVALS = select(
+    approvals.c.number, approvals.c.key, sessions.c.id.label("session_id"), sessions.c.agent,
+    invocations.c.id.label("invocation_id"), approvals.c.newest_run, approvals.c.call_id, approvals.c.name,
+    approvals.c.arguments, approvals.c.status, approvals.c.decision, approvals.c.decided_by, approvals.c.created_at,
+    approvals.c.decided_at,
+).select_from(
+    approvals.join(sessions, sessions.c.number == approvals.c.session_number).outerjoin(
+        invocations, invocations.c.number == approvals.c.invocation_number
+    )
+)  # fmt: skip
+
+
+def of_calls(connection: PooledConnection, scope: str, keys: Sequence[str]) -> list[Approval]:
+    """Return what was, or is, to be decided about some calls of a history."""
+    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(keys))
+    return _read(connection, found.order_by(approvals.c.number))
+
+
+def listed(
+    connection: PooledConnection,
+    principal: str,
+    *,
+    status: ApprovalStatus | None,
+    session_id: str | None,
+    before: int | None,
+    limit: int,
+) -> list[Approval]:
+    """Return approvals of every session, newest first, below the number `before`."""
+    found = _APPROVALS.where(approvals.c.principal == principal)
+    if status is not None:
+        found = found.where(approvals.c.status == status)
+    if session_id is not None:
+        found = found.where(sessions.c.id == session_id)
+    if before is not None:
+        found = found.where(approvals.c.number < before)
+    return _read(connection, found.order_by(approvals.c.number.desc()).limit(limit))
+
+
+def _read(connection: PooledConnection, found: Select[Any]) -> list[Approval]:
+    rows = [Approval._make(row) for row in connection.execute(found)]
+    return [row._replace(status=ApprovalStatus(row.status)) for row in rows]

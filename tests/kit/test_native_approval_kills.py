@@ -1,0 +1,96 @@
+"""A run that asks and a run that decides, killed at every durable boundary: the call runs once, or is not known to have."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast import Agent, Tool, open_store
+from outlast.core.resume import INTERRUPTED_RESULT
+from outlast.sessions import SessionStore
+from outlast.testing.effects import EffectsLog
+from outlast.testing.kill import KillAt, KillHarness
+from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+
+ASK, DECIDE = "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11", "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b12"
+SAMPLE = 9
+"""Every n-th point in the quick test."""
+
+
+async def buy(url: str, folder: str) -> dict[str, Any]:
+    """Ask and decide, each by its id, as a client does that does not know whether its request was accepted."""
+    effects = EffectsLog(Path(folder) / "effects")
+
+    def pay(x: int) -> str:
+        """Pay."""
+        effects.append(f"pay {x}")
+        return f"paid {x}"
+
+    def look(x: int) -> str:
+        """Look."""
+        effects.append(f"look {x}")
+        return "seen"
+
+    script = ScriptedModel(Say("I will.", [ScriptedCall("look", {"x": 1}), ScriptedCall("pay", {"x": 2})]), "Done.")
+    agent = Agent(script, tools=[look, Tool(pay, needs_approval=True)])
+    async with open_store(url) as store:
+        chat = agent.session("s", store=store)
+        asked = await chat.run("buy", id=ASK)
+        assert asked.interrupt is not None
+        (approval,) = asked.interrupt["approvals"]
+        reply = await chat.run({"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}}, id=DECIDE)
+        return {"text": reply.text, "history": [item.content async for item in SessionStore(store).items("s")]}
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[KillHarness]:
+    with KillHarness(preload=[__file__], timeout_seconds=20) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module")
+def places(harness: KillHarness, tmp_path_factory: pytest.TempPathFactory) -> list[KillAt]:
+    folder = tmp_path_factory.mktemp("trace")
+    return harness.trace(buy, {"url": f"sqlite:///{folder / 'state.db'}", "folder": str(folder)})
+
+
+def kill_and_go_on(harness: KillHarness, folder: Path, place: KillAt, url: str | None = None) -> None:
+    folder.mkdir(exist_ok=True)
+    where = {"url": url or f"sqlite:///{folder / 'state.db'}", "folder": str(folder)}
+    if not harness.start(buy, where, kill=place).wait().killed:
+        return
+    result = harness.run(buy, where).result
+    assert result["text"] == "Done."
+    ran = EffectsLog(folder / "effects").read()
+    assert len(ran) == len(set(ran)), ran
+    told = {message["tool_call_id"]: message["content"] for message in result["history"] if message["role"] == "tool"}
+    assert [message["role"] for message in result["history"]] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert told["call_2"] == INTERRUPTED_RESULT or (told["call_2"] == "paid 2" and "pay 2" in ran)
+
+
+def test_killed_here_and_there(harness: KillHarness, places: list[KillAt], tmp_path: Path) -> None:
+    for number, place in enumerate(places[::SAMPLE]):
+        kill_and_go_on(harness, tmp_path / str(number), place)
+
+
+@pytest.mark.slow
+def test_killed_everywhere(harness: KillHarness, places: list[KillAt], tmp_path: Path) -> None:
+    for number, place in enumerate(places):
+        kill_and_go_on(harness, tmp_path / str(number), place)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        KillAt("approval.asked.before_commit"),
+        KillAt("approval.asked.after_commit"),
+        KillAt("finish.before_commit"),
+        KillAt("approval.decided.before_commit"),
+        KillAt("approval.decided.after_commit"),
+        KillAt("tool.after_body", 2),
+    ],
+    ids=str,
+)
+def test_killed_on_both_databases(harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt) -> None:
+    kill_and_go_on(harness, tmp_path, place, store_url)

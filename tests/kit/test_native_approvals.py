@@ -1,0 +1,260 @@
+"""Tool calls that a person decides about: asked, decided, refused, forgotten."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from outlast import Agent, AgentResumeError, Reply, RunFailed, Tool, open_store
+from outlast.adapters import ChatSession, LocalStore
+from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, REJECTED_RESULT, ResumeKind
+from outlast.sessions import SessionStore
+from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+
+pytestmark = pytest.mark.anyio
+
+BOTH = [ScriptedCall("look", {"at": "stock"}), ScriptedCall("pay", {"amount": 5})]
+
+
+@pytest.fixture
+async def local(store_url: str) -> AsyncIterator[LocalStore]:
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+class Shop:
+    """An agent that may look by itself, and pay when somebody agrees."""
+
+    def __init__(self, *calls: ScriptedCall, answer: str = "Done.") -> None:
+        self.paid: list[int] = []
+        self.looked: list[str] = []
+
+        def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return f"paid {amount}"
+
+        def look(at: str) -> str:
+            """Look."""
+            self.looked.append(at)
+            return "5 left"
+
+        script = ScriptedModel(Say("I will.", list(calls) or BOTH), answer)
+        self.agent = Agent(script, tools=[look, Tool(pay, needs_approval=True)])
+
+    def chat(self, local: LocalStore, id: str = "s") -> ChatSession:
+        return self.agent.session(id, store=local)
+
+
+def asked(reply: Reply) -> list[dict[str, Any]]:
+    assert reply.interrupt is not None
+    assert reply.interrupt["reason"] == "approval_required"
+    return list(reply.interrupt["approvals"])
+
+
+def decided(*decisions: dict[str, Any]) -> dict[str, Any]:
+    return {"resume": {"decisions": list(decisions)}}
+
+
+async def results(local: LocalStore, id: str = "s") -> list[str]:
+    found = [item.content async for item in SessionStore(local).items(id)]
+    return [message["content"] for message in found if message["role"] == "tool"]
+
+
+async def test_a_run_stops_before_a_call_that_needs_approval_and_does_the_others(local: LocalStore) -> None:
+    shop = Shop()
+    reply = await shop.chat(local).run("buy")
+    (approval,) = asked(reply)
+    assert (approval["name"], approval["arguments"]) == ("pay", {"amount": 5})
+    assert (shop.looked, shop.paid) == (["stock"], [])
+    point = await shop.chat(local).resume_point()
+    assert point is not None
+    assert (point.kind, point.cause, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, None, [approval])
+
+
+async def test_an_approved_call_runs_once_and_the_run_goes_on(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    events = [event async for event in shop.chat(local).stream(decided({"id": approval["id"], "type": "approve"}))]
+    assert events[-1]["reply"].text == "Done."
+    assert shop.paid == [5]
+    assert [event["type"] for event in events][:2] == ["agent.approval.answered", "agent.tool.started"]
+    assert await results(local) == ["5 left", "paid 5"]
+    assert await shop.chat(local).resume_point() is None
+
+
+async def test_a_refused_call_does_not_run_and_the_model_hears_why(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    no = {"id": approval["id"], "type": "reject", "message": "Too dear."}
+    assert (await shop.chat(local).run(decided(no))).text == "Done."
+    assert shop.paid == []
+    assert (await results(local))[-1] == f"{REJECTED_RESULT} They said: Too dear."
+
+
+async def test_an_edited_call_runs_with_the_arguments_of_the_person(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    edit = {"id": approval["id"], "type": "edit", "arguments": {"amount": 3}}
+    await shop.chat(local).run(decided(edit))
+    assert shop.paid == [3]
+    assert (await results(local))[-1].startswith('A person changed the arguments of this call to {"amount":3}')
+
+
+async def test_calls_may_be_decided_one_after_the_other(local: LocalStore) -> None:
+    shop = Shop(ScriptedCall("pay", {"amount": 1}), ScriptedCall("pay", {"amount": 2}))
+    first, second = asked(await shop.chat(local).run("buy"))
+    reply = await shop.chat(local).run(decided({"id": second["id"], "type": "approve"}))
+    assert asked(reply) == [first]
+    assert shop.paid == [2]
+    await shop.chat(local).run(decided({"id": first["id"], "type": "approve"}))
+    assert shop.paid == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("decision", "code"),
+    [
+        ({"id": "other", "type": "approve"}, "approval_mismatch"),
+        ({"type": "approve", "arguments": {"amount": 6}}, "approval_mismatch"),
+        ({"type": "edit"}, "invalid_input"),
+        ({"type": "edit", "arguments": {"amount": "much"}}, "invalid_input"),
+        ({"type": "allow"}, "invalid_input"),
+        ({"type": "approve", "by": "me"}, "invalid_input"),
+        ({"type": "reject", "message": 5}, "invalid_input"),
+    ],
+)
+async def test_a_decision_that_does_not_fit_runs_nothing_and_leaves_the_question_open(
+    local: LocalStore, decision: dict[str, Any], code: str
+) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    with pytest.raises(RunFailed) as refused:
+        await shop.chat(local).run(decided({"id": approval["id"], **decision}))
+    assert refused.value.code == code
+    assert shop.paid == []
+    await shop.chat(local).run(decided({"id": approval["id"], "type": "approve", "arguments": {"amount": 5}}))
+    assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("value", [{"decisions": []}, {"decisions": ["x"]}, {"answers": {}}, True, None])
+async def test_what_is_no_decision_is_refused(local: LocalStore, value: Any) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    with pytest.raises(RunFailed) as refused:
+        await shop.chat(local).run({"resume": value})
+    assert refused.value.code == "invalid_input"
+
+
+async def test_nobody_decides_twice(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    await shop.chat(local).run(decided({"id": approval["id"], "type": "reject"}))
+    with pytest.raises(RunFailed) as refused:
+        await shop.chat(local).run(decided({"id": approval["id"], "type": "approve"}))
+    assert refused.value.code == "approval_already_decided"
+    assert shop.paid == []
+
+
+async def test_a_new_message_lets_nobody_decide_any_more(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    again = Shop(ScriptedCall("look", {"at": "price"}))
+    assert (await again.chat(local).run("never mind")).text == "Done."
+    assert (await results(local))[1] == NOT_APPROVED_RESULT
+    with pytest.raises(RunFailed) as refused:
+        await shop.chat(local).run(decided({"id": approval["id"], "type": "approve"}))
+    assert refused.value.code == "approval_already_decided"
+    assert (shop.paid, again.paid) == ([], [])
+
+
+async def test_resuming_without_a_decision_is_refused(local: LocalStore) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    with pytest.raises(AgentResumeError) as refused:
+        await shop.chat(local).resume()
+    assert refused.value.reason == "awaiting_approval"
+
+
+async def test_what_is_open_in_a_session_is_not_open_in_its_copy(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    await SessionStore(local).fork("s", "copy")
+    point = await shop.chat(local, "copy").resume_point()
+    assert point is not None
+    assert point.kind is ResumeKind.RECOVER_TOOLS
+    await shop.chat(local, "copy").resume()
+    assert await results(local, "copy") == ["5 left", NOT_APPROVED_RESULT]
+    await shop.chat(local).run(decided({"id": approval["id"], "type": "approve"}))
+    assert shop.paid == [5]
+
+
+async def test_a_history_that_is_changed_by_hand_closes_what_is_open(local: LocalStore) -> None:
+    shop = Shop()
+    (approval,) = asked(await shop.chat(local).run("buy"))
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    with pytest.raises(RunFailed) as refused:
+        await shop.chat(local).run(decided({"id": approval["id"], "type": "approve"}))
+    assert refused.value.code == "approval_already_decided"
+    assert shop.paid == []
+
+
+async def test_a_tool_may_say_itself_which_calls_need_approval(local: LocalStore) -> None:
+    paid: list[int] = []
+
+    async def dear(amount: int) -> bool:
+        return amount > 10
+
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    calls = [ScriptedCall("pay", {"amount": 5}), ScriptedCall("pay", {"amount": 50}), ScriptedCall("pay", {"x": 1})]
+    agent = Agent(ScriptedModel(Say("", calls), "Done."), tools=[Tool(pay, needs_approval=dear)])
+    (approval,) = asked(await agent.session("s", store=local).run("pay"))
+    assert approval["arguments"] == {"amount": 50}
+    assert paid == [5]
+
+
+async def test_a_run_without_session_cannot_ask(store_url: str) -> None:
+    from fastapi.testclient import TestClient
+
+    from outlast import DurableAgentServer
+
+    shop = Shop()
+    with TestClient(DurableAgentServer(shop.agent, store=store_url)) as client:
+        answer = client.post("/api/invocations", json={"id": "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11", "input": "buy"})
+    assert answer.json()["error"]["code"] == "approval_needs_session"
+    assert shop.paid == []
+
+
+async def test_cancelling_a_run_answers_its_calls_before_it_is_final(local: LocalStore) -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        """Wait."""
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    async def quick() -> str:
+        """Be quick."""
+        return "quick"
+
+    calls = [ScriptedCall("quick"), ScriptedCall("wait")]
+    agent = Agent(ScriptedModel(Say("", calls), "Done."), tools=[quick, wait])
+    async for event in agent.session("s", store=local).stream("go"):
+        if event["type"] == "agent.tool.finished" and event["name"] == "quick":
+            await began.wait()
+            assert await agent.session("s", store=local).cancel()
+    assert event["error"]["code"] == "cancelled"
+    assert cancelled.is_set()
+    assert await results(local) == ["quick", CANCELLED_RESULT]
+    point = await agent.session("s", store=local).resume_point()
+    assert point is not None
+    assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
+    assert (await agent.session("s", store=local).resume()).text == "Done."
