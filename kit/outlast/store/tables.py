@@ -179,6 +179,7 @@ approvals = Table(
     Column("decided_at", BigInteger),
     UniqueConstraint("scope", "key", name="approvals_key"),
     Index("approvals_listed", "principal", "status", "number"),
+    Index("approvals_of_invocation", "invocation_number"),
     sqlite_autoincrement=True,
 )
 """What a person has to decide. `key` is that of the call in `journal`; `newest_run` is the newest run that had been

@@ -159,6 +159,7 @@ class NativeTurn:
         for _ in range(self._limits.model_calls):
             await self._answer_calls(items)
             if waiting := self._waiting(items):
+                self._count(items)
                 return approvals.interrupt(waiting)
             answer = await self._call_model(items)
             if self._is_over(items):
@@ -297,17 +298,24 @@ class NativeTurn:
 
     def _result(self, items: Items) -> Output:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""
-        mine = [index for index, one in enumerate(items.messages) if one.role is Role.USER]
-        said = items.messages[mine[-1] + 1 :] if mine else items.messages
         last = items.messages[-1]
-        usage = total(one.usage for one in said)
-        self._run.context.usage = usage or None
         return output(
             text=last.text,
-            messages=[one.as_json() for one in said],
-            usage=usage,
+            messages=[one.as_json() for one in _since_user(items)],
+            usage=self._count(items),
             stop_reason=last.stop.value,
         )
+
+    def _count(self, items: Items) -> dict[str, int]:
+        """Add up what the run used, for its record."""
+        usage = total(one.usage for one in _since_user(items))
+        self._run.context.usage = usage or None
+        return usage
+
+
+def _since_user(items: Items) -> list[Message]:
+    users = [index for index, one in enumerate(items.messages) if one.role is Role.USER]
+    return items.messages[users[-1] + 1 :] if users else items.messages
 
 
 def _new_id() -> str:

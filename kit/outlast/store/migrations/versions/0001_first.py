@@ -76,6 +76,7 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("approvals_listed", "approvals", ["principal", "status", "number"], unique=False)
+    op.create_index("approvals_of_invocation", "approvals", ["invocation_number"], unique=False)
     op.create_table(
         "journal",
         sa.Column("scope", sa.Text(), nullable=False),
