@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -119,6 +120,61 @@ async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: Memo
     assert (await found(memory, "running in the morning"))[0] == "one"
     assert set(await found(memory, "morning")) == {"one", "three"}
     assert await found(memory, "morning", limit=1) == (await found(memory, "morning"))[:1]
+
+
+async def scores(memory: MemoryStore, text: str, **options: Any) -> dict[str, float]:
+    return {one.memory.path: one.score for one in await memory.search(text, **options)}
+
+
+async def test_a_word_counts_the_less_the_more_of_the_actors_memories_have_it(memory: MemoryStore) -> None:
+    await memory.put("a", "tea in the morning")
+    await memory.put("b", "tea, tea, tea")
+    await memory.put("c", "tea with sugar")
+    await memory.put("d", "sugar", session_id="s")
+    assert await scores(memory, "sugar tea at the lake") == {
+        "a": 1.333333333,
+        "c": 0.833333333,
+        "d": 0.5,
+        "b": 0.333333333,
+    }
+    assert list(await scores(memory, "sugar tea at the lake")) == ["a", "c", "d", "b"]
+    assert await scores(memory, "sugar tea", session_id="s") == {"d": 1}
+
+
+async def test_a_score_tells_nothing_of_the_memories_of_others(store: Store, memory: MemoryStore) -> None:
+    await memory.put("a", "tea and sugar")
+    await memory.put("b", "coffee")
+    before = await memory.search("tea coffee secret")
+    for other in (memory, MemoryStore(store, principal="bob")):
+        for number in range(5):
+            await other.put(f"{number}", "secret tea, coffee", actor_id="bob")
+    assert await memory.search("tea coffee secret") == before
+
+
+async def test_forms_of_one_word_count_once_and_equals_come_newest_first(memory: MemoryStore) -> None:
+    await memory.put("one", "she runs")
+    await memory.put("two", "tea")
+    await memory.put("one", ", again", append=True)
+    for query in ("run tea", "run tea running RUNS", "tea runs running"):
+        assert await scores(memory, query) == {"one": 1, "two": 1}
+        assert await found(memory, query) == ["one", "two"]
+
+
+async def test_a_longer_run_of_japanese_finds_what_has_a_part_of_it_the_best_first(memory: MemoryStore) -> None:
+    await memory.put("tower", "\u6771\u4eac\u30bf\u30ef\u30fc")
+    await memory.put("metro", "\u6771\u4eac\u30e1\u30c8\u30ed")
+    await memory.put("kyoto", "\u4eac\u90fd\u306e\u5bff\u53f8")
+    assert await found(memory, "\u6771\u4eac\u30bf\u30ef\u30fc\u3078") == ["tower", "metro"]
+    assert await found(memory, "\u4eac\u6771") == []
+
+
+@pytest.mark.parametrize("letters", ["abcdefghijklmnop", "".join(map(chr, range(0x4E00, 0x4E10)))])
+async def test_the_longest_query_of_different_words_finds(memory: MemoryStore, letters: str) -> None:
+    words = ["".join(word) for word in itertools.product(letters, repeat=4)]
+    query = " ".join(words)[:MAX_CONTENT]
+    await memory.put("a", words[7_000])
+    await memory.put("b", "zebra")
+    assert await found(memory, query) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -206,15 +206,16 @@ memories = Table(
     Column("actor_id", Text, nullable=False),
     Column("session_id", Text, nullable=False),
     Column("path", Text, nullable=False),
-    Column("content", Text, nullable=False),
     Column("recent_keys", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("content", Text, nullable=False),
     UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
     sqlite_autoincrement=True,
 )
-"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes. What is searched is in `memory_words`, which is made of what each
-database has for full text and so is described by its migration alone."""
+"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes; `content` is last, since SQLite
+reads through a long one to what is behind it. What is searched is in `memory_words`, which is made of what each database has for full
+text and so is described by its migration alone."""
 
 tombstones = Table(
     "tombstones",
