@@ -27,6 +27,8 @@ def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> No
     assert client.post(API, json={**name, "content": "x"}).json()["code"] == "memory_exists"
     for _ in range(2):
         client.put(f"{API}/entry", params=name, json={"content": ", green", "append": True, "key": "k"})
+    refused = client.put(f"{API}/entry", params=name, json={"content": ", black", "append": True, "key": "k"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_conflict")
     assert client.get(f"{API}/entry", params=name).json()["content"] == "likes tea, green"
     (found,) = client.get(f"{API}/search", params={"q": "liking green", "actor_id": "ann"}).json()["items"]
     assert (found["memory"]["path"], found["score"] > 0) == ("notes/food", True)

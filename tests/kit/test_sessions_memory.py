@@ -62,6 +62,17 @@ async def test_an_append_with_a_key_happens_once(memory: MemoryStore) -> None:
     assert (await memory.get("log")).content == "x"
 
 
+async def test_a_key_is_refused_for_another_change(memory: MemoryStore) -> None:
+    await memory.put("log", "x\ud800", key="k")
+    for change in ({"content": "y"}, {"content": "x\ud800", "append": True}):
+        with pytest.raises(Conflict) as caught:
+            await memory.put("log", key="k", **change)
+        assert caught.value.code == "idempotency_conflict"
+    await memory.put("log", "y", append=True)
+    assert (await memory.put("log", "x\ud800", key="k")).content == "x\ud800y"
+    assert (await memory.put("other", "y", key="k")).content == "y"
+
+
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     memory: MemoryStore, lost_once: Lose, moment: str

@@ -70,7 +70,7 @@ class MemoryStore:
         """Store a memory, whatever was at the path; with `append`, behind what is there.
 
         With a `key` of the caller's making, the same change again changes nothing, until 16 other changes of the memory
-        or its removal came between.
+        or its removal came between. Raises Conflict (`idempotency_conflict`) when the key was used for another change.
         """
         return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
 

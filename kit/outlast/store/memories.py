@@ -113,8 +113,8 @@ class MemoryChanges:
     def write(self, key: Key, content: str, *, mode: Mode, token: str, limit: int) -> "asyncio.Future[StoredMemory]":
         """Store text at a path. `token` names this change, so that a repeat of it changes nothing.
 
-        The future raises Conflict (`memory_exists`), NotFound, and InvalidRequest (`memory_too_large`) for more than
-        `limit` characters.
+        The future raises Conflict (`memory_exists`; `idempotency_conflict` when another change had the token), NotFound,
+        and InvalidRequest (`memory_too_large`) for more than `limit` characters.
         """
         return self._submit("memory", lambda connection: _write(connection, key, content, mode, token, limit))
 
@@ -167,9 +167,15 @@ def _write(connection: Connection, key: Key, content: str, mode: Mode, token: st
             raise Again("the memory was removed between two statements")
         raise NotFound(f"there is no memory at {key.path!r}")
     *row, keys = found[0]
-    memory, recent = StoredMemory(*row), jsontext.decode(keys)
-    if token in recent:
-        return memory
+    memory, recent, digest = StoredMemory(*row), jsontext.decode(keys), _digest(mode, content)
+    for known, what in recent:
+        if known == token and what != digest:
+            raise Conflict(
+                f"the key {token!r} was used for another change of this memory; use a new key for a new change",
+                code="idempotency_conflict",
+            )
+        if known == token:
+            return memory
     if mode == "add" and not created:
         raise Conflict(f"there is a memory at {key.path!r}; use put or update", code="memory_exists")
     text = jsontext.decode(memory.content) + content if mode == "append" else content
@@ -179,11 +185,15 @@ def _write(connection: Connection, key: Key, content: str, mode: Mode, token: st
             code="memory_too_large",
             field="content",
         )
-    kept = jsontext.encode([token, *recent][:RECENT_KEYS])
+    kept = jsontext.encode([[token, digest], *recent][:RECENT_KEYS])
     connection.send(_UPDATE, number=memory.number, content=jsontext.encode(text), keys=kept)
     _learn(connection, memory.number, _owner(key.principal, key.actor_id), f"{key.path} {text}")
     *row, _ = query(connection, _FIND, **fields)[0]
     return StoredMemory(*row)
+
+
+def _digest(mode: Mode, content: str) -> str:
+    return blake2b(jsontext.encode([mode, content]).encode(), digest_size=8).hexdigest()
 
 
 def _delete(connection: Connection, key: Key) -> None:

@@ -213,9 +213,9 @@ memories = Table(
     UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
     sqlite_autoincrement=True,
 )
-"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes; `content` is last, since SQLite
-reads through a long one to what is behind it. What is searched is in `memory_words`, which is made of what each database has for full
-text and so is described by its migration alone."""
+"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
+its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
+`memory_words`, which is made of what each database has for full text and so is described by its migration alone."""
 
 tombstones = Table(
     "tombstones",
