@@ -110,6 +110,26 @@ async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store
     assert await found(memory, "milk water") == []
 
 
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+async def test_what_is_kept_for_a_session_goes_with_it(
+    store: Store, memory: MemoryStore, lost_once: Lose, moment: str
+) -> None:
+    sessions, bob = SessionStore(store), MemoryStore(store, principal="bob")
+    await sessions.create("s")
+    await sessions.create("child", parent="s")
+    for session_id in ("s", "child", None, "no session"):
+        await memory.put("a", "tea", session_id=session_id)
+    await memory.put("a", "tea", session_id="s", actor_id="ann")
+    await bob.put("a", "tea", session_id="s")
+    with lost_once(f"session.delete.{moment}"):
+        await sessions.delete("s", force=True)
+    await sessions.create("s")
+    assert [one.session_id for one in await memory.list()] == [None, "no session"]
+    assert [one.memory.session_id for one in await memory.search("tea")] == ["no session", None]
+    assert (await found(memory, "tea", session_id="s"), await found(memory, "tea", actor_id="ann")) == ([], [])
+    assert [one.session_id for one in await bob.list()] == ["s"]
+
+
 async def test_memories_are_listed_by_the_beginning_of_their_path(memory: MemoryStore) -> None:
     for path in ("notes/b", "notes/a", "note%", "n_tes", "other"):
         await memory.put(path, "x")

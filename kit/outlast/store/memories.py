@@ -141,6 +141,13 @@ _FORGET = {
     "sqlite": Statement("DELETE FROM memory_words WHERE rowid = :number"),
     "postgresql": Statement("DELETE FROM {p}memory_words WHERE number = :number"),
 }
+# `session_id <> ''` is the condition of the index `memories_of_session`.
+_OF_SESSIONS = """
+    SELECT m.number FROM {p}sessions s JOIN {p}memories m ON m.principal = s.principal AND m.session_id = s.id
+    WHERE m.session_id <> '' AND s.number IN (SELECT f.value FROM {values} f)
+"""
+_FORGET_SESSIONS = Statement(f"DELETE FROM memory_words WHERE rowid IN ({_OF_SESSIONS})")
+_DELETE_SESSIONS = Statement(f"DELETE FROM {{p}}memories WHERE number IN ({_OF_SESSIONS})")
 _LEARN_SQLITE = Statement(
     "INSERT INTO memory_words (rowid, owner, words, grams) VALUES (:number, :owner, :words, :grams)"
 )
@@ -202,6 +209,13 @@ def _delete(connection: Connection, key: Key) -> None:
         raise NotFound(f"there is no memory at {key.path!r}")
     connection.send(_FORGET[connection.dialect], number=found[0][0])
     connection.send(_DELETE, number=found[0][0])
+
+
+def delete_of_sessions(connection: Connection, numbers: Rows) -> None:
+    """Remove what belongs to sessions that are about to be deleted."""
+    if connection.dialect == "sqlite":
+        connection.send(_FORGET_SESSIONS, values=numbers)
+    connection.send(_DELETE_SESSIONS, values=numbers)
 
 
 def _learn(connection: Connection, number: int, owner: str, text: str) -> None:

@@ -211,8 +211,10 @@ memories = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("content", Text, nullable=False),
     UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
+    Index("memories_of_session", "principal", "session_id", sqlite_where=text("session_id <> ''"),
+          postgresql_where=text("session_id <> ''")),
     sqlite_autoincrement=True,
-)
+)  # fmt: skip
 """`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
 its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
 `memory_words`, which is made of what each database has for full text and so is described by its migration alone."""

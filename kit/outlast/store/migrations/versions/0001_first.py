@@ -134,6 +134,14 @@ def upgrade() -> None:
         sa.UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
         sqlite_autoincrement=True,
     )
+    op.create_index(
+        "memories_of_session",
+        "memories",
+        ["principal", "session_id"],
+        unique=False,
+        sqlite_where=sa.text("session_id <> ''"),
+        postgresql_where=sa.text("session_id <> ''"),
+    )
     _create_memory_words()
     op.create_table(
         "tombstones",
