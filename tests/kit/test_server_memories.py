@@ -39,6 +39,27 @@ def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> No
     assert client.get(f"{API}/entry", params=name).status_code == 404
 
 
+def test_memories_are_listed_page_by_page(client: httpx.Client) -> None:
+    names = [("a\u00e9", None), ("a\u00e9", "s/1"), ("b", None), ("\u6771", "s")]
+    for path, session_id in names:
+        client.post(API, json={"path": path, "session_id": session_id, "content": "x"})
+    listed: list[Any] = []
+    query: dict[str, Any] = {"limit": 1}
+    while len(listed) < 9:
+        page = client.get(API, params=query).json()
+        listed += [(one["path"], one["session_id"]) for one in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert listed == names
+
+
+@pytest.mark.parametrize("cursor", ["7", "YQ", "YQ==", "Cg==", "YQoBAQ==", "/w==", "\u6771"])
+def test_a_cursor_that_no_page_gave_is_refused(client: httpx.Client, cursor: str) -> None:
+    answer = client.get(API, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_cursor", "cursor")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "field"),
     [

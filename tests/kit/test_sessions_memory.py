@@ -142,6 +142,28 @@ async def test_memories_are_listed_by_the_beginning_of_their_path(memory: Memory
     assert await memory.list("other", "notes/") == []
 
 
+async def test_a_long_list_is_read_in_parts_in_the_order_of_code_points(memory: MemoryStore) -> None:
+    names = [
+        ("A", None),
+        ("B", "s"),
+        ("a b", None),
+        ("a b", "S"),
+        ("a b", "s"),
+        ("a-c", None),
+        ("\u00e4", None),
+        ("\uff41", None),
+        ("\U00010000", None),
+    ]
+    for path, session_id in reversed(names):
+        await memory.put(path, "x", session_id=session_id)
+    read: list[tuple[str, str | None]] = []
+    while part := await memory.list(after=read[-1] if read else None, limit=2):
+        read += [(one.path, one.session_id) for one in part]
+    assert read == names
+    assert [one.path for one in await memory.list(path_prefix="a", after=("a b", "S"))] == ["a b", "a-c"]
+    assert [one.path for one in await memory.list(session_id="s", after=("B", None))] == ["B", "a b"]
+
+
 async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
     await memory.put("one", "She runs every morning, and running makes her happy.")
     await memory.put("two", "He walks to work.")
@@ -322,6 +344,8 @@ async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
         (lambda memory: memory.put("\u6771" * 500, "x", actor_id="\u4eac" * 500), "path"),
         (lambda memory: memory.list(""), "path"),
         (lambda memory: memory.list(path_prefix="\x00"), "path_prefix"),
+        (lambda memory: memory.list(after="a"), "after"),
+        (lambda memory: memory.list(after=("", None)), "after"),
         (lambda memory: memory.search(7), "text"),
         (lambda memory: memory.search("x" * (MAX_CONTENT + 1)), "text"),
         (lambda memory: memory.search("a", limit="5"), "limit"),

@@ -30,6 +30,7 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
+    tuple_,
 )
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
@@ -256,14 +257,18 @@ def listed(
     path: str | None,
     prefix: str,
     session_id: str | None,
+    after: tuple[str, str] | None,
     limit: int,
 ) -> list[StoredMemory]:
-    """Return memories at `path` or whose path begins with `prefix`, by path."""
+    """Return memories at `path` or whose path begins with `prefix`, by path and session; those behind `after`."""
     found = _of(_MEMORIES, principal, actor_id, session_id)
     if path is not None:
         found = found.where(memories.c.path == path)
     if prefix:
-        found = found.where(func.substr(memories.c.path, 1, len(prefix)) == prefix)
+        # The first condition is for the index.
+        found = found.where(memories.c.path >= prefix, func.substr(memories.c.path, 1, len(prefix)) == prefix)
+    if after is not None:
+        found = found.where(tuple_(memories.c.path, memories.c.session_id) > after)
     rows = connection.execute(found.order_by(memories.c.path, memories.c.session_id).limit(limit))
     return [StoredMemory._make(row) for row in rows]
 

@@ -20,6 +20,9 @@ metadata = MetaData()
 _Number = BigInteger().with_variant(Integer(), "sqlite")
 """Identity columns: SQLite gives row ids only to INTEGER."""
 
+_Ordered = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
+
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
 _CHILD = text("parent_number IS NOT NULL")
@@ -204,8 +207,8 @@ memories = Table(
     Column("number", _Number, primary_key=True, autoincrement=True),
     Column("principal", Text, nullable=False),
     Column("actor_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
-    Column("path", Text, nullable=False),
+    Column("session_id", _Ordered, nullable=False),
+    Column("path", _Ordered, nullable=False),
     Column("recent_keys", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
