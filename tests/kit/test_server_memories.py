@@ -39,6 +39,16 @@ def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> No
     assert client.get(f"{API}/entry", params=name).status_code == 404
 
 
+# BR-66
+def test_any_text_is_a_query(client: httpx.Client) -> None:
+    client.post(API, json={"path": "it", "content": "it's in gateway/run.py, ask user@host: e=mc2 #tag 50% (C++)"})
+    for query in ("it's", "gateway/run.py", "user@host", "e=mc2", "#tag", "50%", "C++", '"unclosed tag', "tag " * 2500):
+        items = client.get(f"{API}/search", params={"q": query}).json()["items"]
+        assert [one["memory"]["path"] for one in items] == ["it"], query
+    for query in ("a AND", "NEAR(", "/", "*", "col:x", ""):
+        assert client.get(f"{API}/search", params={"q": query}).json()["items"] == []
+
+
 def test_memories_are_listed_page_by_page(client: httpx.Client) -> None:
     names = [("a\u00e9", None), ("a\u00e9", "s/1"), ("b", None), ("\u6771", "s")]
     for path, session_id in names:

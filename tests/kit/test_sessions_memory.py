@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 
 from outlast import Agent, open_store
 from outlast.adapters import MEMORY_TOOLS
-from outlast.core.errors import Conflict, InvalidRequest, NotFound
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from outlast.sessions import MemoryStore, SessionStore
 from outlast.sessions.memory import MAX_CONTENT
 from outlast.store import Store
@@ -301,10 +302,20 @@ async def test_no_character_of_a_query_is_an_operator(memory: MemoryStore, query
     assert await found(memory, query) == ["it"]
 
 
-@pytest.mark.parametrize("query", ["a AND", "NEAR(", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
+# BR-66
+@pytest.mark.parametrize("query", ["a AND", "NEAR(", "/", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
 async def test_what_is_in_no_memory_finds_none(memory: MemoryStore, query: str) -> None:
     await memory.put("it", "it's in gateway/run.py")
     assert await found(memory, query) == []
+
+
+# BR-66
+async def test_a_search_that_fails_is_an_error_and_not_nothing(memory: MemoryStore, store_url: str) -> None:
+    await memory.put("it", "tag")
+    with create_engine(store_url, poolclass=NullPool).begin() as connection:
+        connection.exec_driver_sql(f"DROP TABLE {'' if store_url.startswith('sqlite') else 'outlast.'}memory_words")
+    with pytest.raises(StoreError):
+        await memory.search("tag")
 
 
 async def test_what_was_changed_or_removed_is_found_no_more(memory: MemoryStore) -> None:
