@@ -294,14 +294,23 @@ class Reader:
         return await self._run(lambda connection: remembered.read(connection, key))
 
     async def memories(
-        self, principal: str, actor_id: str, *, path: str | None, prefix: str, session_id: str | None, limit: int
+        self,
+        principal: str,
+        actor_id: str,
+        *,
+        path: str | None,
+        prefix: str,
+        session_id: str | None,
+        after: tuple[str, str] | None,
+        limit: int,
     ) -> list[StoredMemory]:
-        """By path."""
+        """By path and session, behind those of `after`."""
         return await self._run(
             lambda connection: remembered.listed(
-                connection, principal, actor_id, path=path, prefix=prefix, session_id=session_id, limit=limit
+                connection, principal, actor_id, path=path, prefix=prefix, session_id=session_id, after=after,
+                limit=limit,
             )
-        )
+        )  # fmt: skip
 
     async def found_memories(
         self, principal: str, actor_id: str, text: str, *, session_id: str | None, limit: int
