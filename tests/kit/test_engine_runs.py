@@ -100,6 +100,19 @@ async def test_emitting_after_the_end_is_refused(running: Running, make_request:
             await kept[0].emit(1)
 
 
+async def test_using_the_context_of_another_run_fails_the_run_that_does(running: Running, make_request: Make) -> None:
+    kept: list[InvocationContext] = []
+
+    async def invoke(context: InvocationContext) -> None:
+        kept.append(context)
+        await kept[0].emit(context.input)
+
+    async with running(invoke) as engine:
+        first = await ended(engine, make_request(input=1))
+        assert error_of(await ended(engine, make_request(input=2)))["code"] == "lease_lost"
+        assert await engine.store.read.last_position(first.number) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
