@@ -11,7 +11,7 @@ import pytest
 
 from outlast.core import jsontext
 from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotFound, NotJSON, RunFailed, StoreError
-from outlast.core.records import Interrupt, OnActive, Request, Status
+from outlast.core.records import Interrupt, Invocation, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
 from outlast.store import journal
 from outlast.store.statements import Statement
@@ -111,6 +111,23 @@ async def test_using_the_context_of_another_run_fails_the_run_that_does(running:
         first = await ended(engine, make_request(input=1))
         assert error_of(await ended(engine, make_request(input=2)))["code"] == "lease_lost"
         assert await engine.store.read.last_position(first.number) == 1
+
+
+async def test_a_final_record_does_not_stay_in_memory(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records hold inputs and outputs, of any size."""
+    monkeypatch.setattr("outlast.engine.engine.FINAL_SECONDS", 0.05)
+
+    async def invoke(context: InvocationContext) -> None:
+        return None
+
+    async with running(invoke) as engine:
+        id = (await ended(engine, make_request())).id
+        async with asyncio.timeout(20):
+            while any(isinstance(one, Invocation) and one.id == id for one in gc.get_objects()):
+                await asyncio.sleep(0.05)
+        assert (await engine.get("local", id)).status is Status.COMPLETED
 
 
 @pytest.mark.parametrize(

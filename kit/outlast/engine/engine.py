@@ -37,10 +37,10 @@ from outlast.store.workers import Lost
 logger = logging.getLogger("outlast.engine")
 
 REMEMBERED = 4096
-"""Final records, and ended leases, kept in memory."""
+"""Ended leases, and credentials, kept in memory."""
 
 FINAL_SECONDS = 2.0
-"""How long a final record is answered from memory; another worker may delete it."""
+"""How long a final record is kept in memory and answered from it: it may be large, and another worker may delete it."""
 
 HINT_SECONDS = 0.02
 """Hints to other processes are gathered for so long."""
@@ -81,7 +81,7 @@ class Engine:
         self._positions: dict[int, int] = {}
         """How far the logs of runs that run here are committed, where it is known for certain without reading."""
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._finals: OrderedDict[tuple[str, str], tuple[Invocation, float]] = OrderedDict()
+        self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
         self._backlog = False
@@ -446,11 +446,16 @@ class Engine:
         self.released(ended.released)
 
     def _remember(self, record: Invocation) -> None:
-        _bounded(self._finals, (record.principal, record.id), (record, self._loop.time() + FINAL_SECONDS))
+        self._finals[record.principal, record.id] = record
+        self._loop.call_later(FINAL_SECONDS, self._forget, record)
+
+    def _forget(self, record: Invocation) -> None:
+        key = record.principal, record.id
+        if self._finals.get(key) is record:
+            del self._finals[key]
 
     def _final(self, principal: str, id: str) -> Invocation | None:
-        record, until = self._finals.get((principal, id), (None, 0.0))
-        return record if self._loop.time() < until else None
+        return self._finals.get((principal, id))
 
     # What attempts ask (see `worker.Worker`) ------------------------------------------------------------------------
 
