@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from outlast.core import jsontext
-from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotFound, NotJSON, RunFailed, StoreError
+from outlast.core.errors import (
+    Conflict,
+    EffectFailed,
+    Gone,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    NotJSON,
+    RunFailed,
+    StoreError,
+    StoreUnavailable,
+)
 from outlast.core.records import Interrupt, Invocation, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
 from outlast.store import journal
@@ -319,6 +330,48 @@ async def test_on_active_cancel_ends_what_runs_first(running: Running, make_requ
         run = await ended(engine, make_request("s", input="now", on_active=OnActive.CANCEL))
         assert run.status is Status.COMPLETED
         assert [error_of(await engine.wait(old))["code"] for old in before] == ["cancelled", "cancelled"]
+
+
+async def test_a_refused_request_cancels_nothing(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    agents = {"a": AgentHandlers(invoke), "b": AgentHandlers(invoke)}
+    async with running(agents=agents) as engine:
+        deleted = make_request("s", on_active=OnActive.CANCEL)
+        await engine.accept(deleted)
+        await engine.cancel("local", deleted.id)
+        await engine.wait(await engine.get("local", deleted.id))
+        await engine.delete("local", deleted.id)
+        run = await engine.accept(make_request("s"))
+        with pytest.raises(Gone):
+            await engine.accept(deleted)
+        with pytest.raises(Conflict, match="belongs to the agent 'a'"):
+            await engine.accept(make_request("s", agent="b", on_active=OnActive.CANCEL))
+        found = await engine.get("local", run.id)
+        assert (found.status, found.cancel) == (Status.RUNNING, None)
+
+
+async def test_a_repeat_cancels_what_the_first_try_did_not(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        if context.input == "long":
+            await asyncio.Event().wait()
+
+    async with running(invoke) as engine:
+        before = await engine.accept(make_request("s", input="long"))
+        request = make_request("s", input="now", on_active=OnActive.CANCEL)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "cancel", unavailable)
+            with pytest.raises(StoreUnavailable):
+                await engine.accept(request)
+        assert (await ended(engine, request)).status is Status.COMPLETED
+        assert error_of(await engine.wait(before))["code"] == "cancelled"
+
+
+async def unavailable(*_: object) -> None:
+    raise StoreUnavailable("the database does not answer")
 
 
 async def test_a_run_longer_than_its_limit_is_ended(running: Running, make_request: Make) -> None:

@@ -186,8 +186,6 @@ class Engine:
         if self.draining:
             raise Draining("this worker is shutting down; send the same request again")
         self._check_agent(request)
-        if request.on_active is OnActive.CANCEL and request.session_id is not None:
-            await self._cancel_active(request)
         lease = self._room() > 0 and not self.settings.per_principal
         self._backlog = self._backlog or not lease
         self._reserved += lease
@@ -195,7 +193,13 @@ class Engine:
         future.add_done_callback(lambda done: self._accepted(done, lease, auth))
         if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; send the same request again")
-        return future.result().invocation
+        invocation = future.result().invocation
+        if request.on_active is OnActive.CANCEL and invocation.status is Status.QUEUED:
+            # Not before, for a request that is refused must not end anything. A repeat goes on where this was cut off.
+            for id in await self.store.read.unfinished_before(invocation):
+                with contextlib.suppress(NotFound):  # it ended and was deleted meanwhile
+                    await self.cancel(invocation.principal, id)
+        return invocation
 
     def _check_agent(self, request: Request) -> None:
         agent = self.agents.get(request.agent)
@@ -212,18 +216,6 @@ class Engine:
                 f"the agent {request.agent!r} does not know the config key {unknown[0]!r}; {known}",
                 code="unknown_config", field="config",
             )  # fmt: skip
-
-    async def _cancel_active(self, request: Request) -> None:
-        known = await self.store.read.invocation(request.principal, request.id)
-        if known is not None:
-            return
-        for status in (Status.QUEUED, Status.RUNNING):
-            active = await self.store.read.listed(
-                request.principal, session_id=request.session_id, status=status, agent=None, metadata={},
-                before=None, limit=1000,
-            )  # fmt: skip
-            for invocation in active:
-                await self.cancel(request.principal, invocation.id)
 
     def _accepted(self, future: "asyncio.Future[Accepted]", lease: bool, auth: RequestAuth | None) -> None:
         """Runs even when nobody waits for the answer any more: what was accepted must start."""
