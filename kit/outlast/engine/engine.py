@@ -261,13 +261,16 @@ class Engine:
         return topic.final or await self.get(invocation.principal, invocation.id)
 
     async def follow(self, invocation: Invocation, *, after: int) -> Follower:
-        """Return a follower that begins after a position. Raises InvalidRequest (`invalid_cursor`) for a position that
-        no committed event has."""
+        """Return a follower that begins after a position. Raises as `check_cursor` does."""
+        await self.check_cursor(invocation, after)
+        return Follower(self._topics, await self._topic_of(invocation), after)
+
+    async def check_cursor(self, invocation: Invocation, after: int) -> None:
+        """Raise InvalidRequest (`invalid_cursor`) for a position that no committed event has."""
         if after > 0 and after > (last := await self._committed(invocation)):
             raise InvalidRequest(
                 f"the cursor {after} is beyond the last event, {last}", code="invalid_cursor", field="after"
             )
-        return Follower(self._topics, await self._topic_of(invocation), after)
 
     async def _committed(self, invocation: Invocation) -> int:
         if invocation.status.final:
