@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,20 @@ async def test_using_the_context_of_another_run_fails_the_run_that_does(running:
         first = await ended(engine, make_request(input=1))
         assert error_of(await ended(engine, make_request(input=2)))["code"] == "lease_lost"
         assert await engine.store.read.last_position(first.number) == 1
+
+
+async def test_a_worker_that_cannot_have_a_lock_file_works_without(
+    running: Running, make_request: Make, quick: EngineSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lock only makes the death of a worker known sooner; the disk may be read-only."""
+    (tmp_path / "file").touch()
+
+    async def invoke(context: InvocationContext) -> Any:
+        return [worker.lock_file for worker in await context.store.read.workers()]
+
+    async with running(invoke, settings=replace(quick, state_dir=tmp_path / "file" / "locks")) as engine:
+        assert (await ended(engine, make_request())).output == "[null]"
+    assert "there can be no lock file" in caplog.text
 
 
 async def test_a_final_record_does_not_stay_in_memory(

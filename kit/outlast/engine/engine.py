@@ -111,9 +111,15 @@ class Engine:
 
     async def _register(self) -> None:
         worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._lock = locks.LockFile(self.settings.state_dir, worker)
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=str(self._lock.path))
+        self._lock = locks.taken(self.settings.state_dir, worker)
+        file = None if self._lock is None else str(self._lock.path)
+        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file)
         self.store.worker = self._worker_id = worker
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
 
     def begin_drain(self) -> None:
         """Stop claiming and accepting, and end the streams of runs that run elsewhere. Returns at once."""
@@ -149,7 +155,7 @@ class Engine:
         await self._loop.run_in_executor(None, self._hints.close)
         leaving = self.store.deregister(self._worker_id)
         await done_within(leaving, self.settings.accept_timeout)
-        self._lock.release()
+        self._release_lock()
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]
@@ -522,7 +528,7 @@ class Engine:
         self._tasks.append(asyncio.create_task(self._register_again()))
 
     async def _register_again(self) -> None:
-        self._lock.release()
+        self._release_lock()
         registered = False
         while not registered:
             try:
