@@ -20,6 +20,7 @@ from outlast.core.resume import (
     ToolAnswer,
     close_open_calls,
     find_resume_point,
+    for_model,
     repair,
     require_resume_point,
 )
@@ -348,3 +349,29 @@ def test_a_new_message_goes_on_from_any_history(messages: list[Message], outcome
     if results_fit(closed):
         assert require_resume_point(closed).kind is ResumeKind.CALL_MODEL
     assert reason_of([*closed, said()]) == "completed"
+
+
+@given(TRANSCRIPTS)
+def test_what_a_model_is_sent_is_what_providers_accept(messages: list[Message]) -> None:
+    # BR-16, BR-19
+    before, sent = list(messages), for_model(messages)
+    assert messages == before
+    assert for_model(sent) == sent
+    rest, spoken = iter(sent), [one for one in messages if one.role not in (Role.ASSISTANT, Role.TOOL)]
+    for one in rest:
+        assert one.role is not Role.TOOL
+        assert one.role is not Role.ASSISTANT or one.calls or not one.silent
+        assert [next(rest).call_id for _ in one.calls] == [call.id for call in one.calls]
+    assert [one for one in sent if one.role not in (Role.ASSISTANT, Role.TOOL)] == spoken
+
+
+def test_a_result_behind_a_later_message_is_sent_behind_its_call() -> None:
+    asking = asked("a", "b")
+    sent = for_model([USER, asking, result("b"), USER, result("a", "late"), INTERNAL])
+    assert sent == [USER, asking, result("a", "late"), result("b"), USER, INTERNAL]
+
+
+def test_a_call_that_nobody_ever_answered_is_sent_with_the_interrupted_result() -> None:
+    asking = asked("a")
+    missing = Message(Role.TOOL, INTERRUPTED_RESULT, call_id="a", failed=True)
+    assert for_model([USER, asking, USER, said()]) == [USER, asking, missing, USER, said()]

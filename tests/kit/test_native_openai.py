@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from outlast import Agent, RunFailed, open_store
-from outlast.adapters.native import turn
+from outlast.adapters.native import asking
 from outlast.adapters.native.openai_chat import OpenAIChatModel
 from outlast.testing.serving import ServerThread
 
@@ -45,7 +45,7 @@ class Provider:
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
-    monkeypatch.setattr(turn, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(asking, "RETRY_SECONDS", 0)
     found = Provider()
     with ServerThread(found.app) as server:
         found.url = f"{server.url}/v1"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
 from outlast.core import jsontext
-from outlast.core.errors import AgentResumeError, Conflict, NotFound, RunFailed, SessionBusy
+from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound, RunFailed, SessionBusy
 from outlast.core.portal import portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
 from outlast.core.reply import Reply, ended, reply_of
@@ -65,23 +65,30 @@ class ChatSession:
         async for event in _followed(engine, invocation, 0):
             yield event
 
-    async def resume(self, *, wait: float = 0) -> Reply:
+    async def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
         """Go on where the session was interrupted and return the reply.
 
-        A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
+        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
         and RunFailed as `run` does.
         """
-        return reply_of(await self._ended(self.stream_resume(wait=wait)))
+        return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait)))
 
-    async def stream_resume(self, *, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
+    async def stream_resume(
+        self, *, agent: ResumableAgent | None = None, wait: float = 0
+    ) -> AsyncIterator[dict[str, Any]]:
         """Go on where the session was interrupted and give the events from there."""
-        engine = await self._local.engine(self._agent)
+        agent = agent or self._agent
+        if agent.name != self._agent.name:
+            raise InvalidRequest(
+                f"this session belongs to the agent {self._agent.name!r}, not to {agent.name!r}", field="agent"
+            )
+        engine = await self._local.engine(agent)
         after, run = 0, await self._free(engine, wait)
         if run is not None:
             after = await engine.store.read.last_position(run.number)
             await self._adopt(engine, run)
         else:
-            await self._agent.require_resumable(engine.store, PRINCIPAL, self.id)
+            await agent.require_resumable(engine.store, PRINCIPAL, self.id)
             run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
         async for event in _followed(engine, run, after):
             yield event
@@ -176,11 +183,11 @@ class SyncChatSession:
     def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
         return portal().iterate(self._session.stream(message, id=id, wait=wait))
 
-    def resume(self, *, wait: float = 0) -> Reply:
-        return portal().call(self._session.resume(wait=wait))
+    def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
+        return portal().call(self._session.resume(agent=agent, wait=wait))
 
-    def stream_resume(self, *, wait: float = 0) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream_resume(wait=wait))
+    def stream_resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._session.stream_resume(agent=agent, wait=wait))
 
     def resume_point(self) -> ResumePoint | None:
         return portal().call(self._session.resume_point())

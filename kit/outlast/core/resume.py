@@ -179,6 +179,37 @@ def close_open_calls(
     return closed
 
 
+def for_model(transcript: Transcript) -> list[Message]:
+    """Return a history as providers accept it; what is stored stays as it is.
+
+    Each call has one result right behind its answer, in the order of the calls: a result that came later is moved there,
+    one that is missing is the interrupted result. A result that answers no call, and an answer that says nothing, are
+    left out.
+    """
+    seen: list[Message] = []
+    starts = [at for at, message in enumerate(transcript) if message.role is Role.ASSISTANT]
+    for first, behind in zip([0, *starts], [*starts, len(transcript)], strict=True):
+        part = transcript[first:behind]
+        answers = [message for message in part if message.role is Role.TOOL]
+        rest = [message for message in part if message.role is not Role.TOOL]
+        if rest and rest[0].role is Role.ASSISTANT:
+            answer = rest.pop(0)
+            if answer.calls or not answer.silent:
+                seen.append(answer)
+            seen.extend(_taken(answers, call) for call in answer.calls)
+        seen.extend(rest)
+    return seen
+
+
+def _taken(answers: list[Message], call: CallRequest) -> Message:
+    """Take the result of a call out of some results."""
+    found = next((message for message in answers if message.call_id == call.id), None)
+    if found is None:
+        return Message(Role.TOOL, INTERRUPTED_RESULT, call_id=call.id, failed=True)
+    answers.remove(found)
+    return found
+
+
 def _judge(transcript: Transcript) -> ResumePoint | str:
     """Return the point, or the reason why there is none."""
     messages = [message for message in transcript if message.role is not Role.SYSTEM]

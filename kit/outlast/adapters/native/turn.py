@@ -22,7 +22,7 @@ from outlast.adapters.run import Run
 from outlast.core import jsontext
 from outlast.core.errors import AgentResumeError, InvalidRequest, LeaseLost, RunFailed
 from outlast.core.records import Approval, ApprovalStatus
-from outlast.core.resume import ResumeKind, repair, require_resume_point
+from outlast.core.resume import ResumeKind, for_model, repair, require_resume_point
 from outlast.core.transcript import CallRequest, Message, Role, StopReason
 from outlast.store import approvals as stored_approvals
 from outlast.store.grouped import Part
@@ -174,7 +174,7 @@ class NativeTurn:
         """Have the model answer, and store its answer with the calls it asks for and what a person has to decide."""
         context, system = self._run.context, [Message(Role.SYSTEM, self._instructions)] if self._instructions else []
         told, said = await ask(
-            context, self._run.events, self._model, [*system, *items.messages],
+            context, self._run.events, self._model, [*system, *for_model(items.messages)],
             [tool.spec for tool in self._tools.values()], retries=self._limits.retries,
         )  # fmt: skip
         asking = [index for index, call in enumerate(said.calls) if await self._needs_approval(call)]
