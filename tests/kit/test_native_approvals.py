@@ -258,3 +258,8 @@ async def test_cancelling_a_run_answers_its_calls_before_it_is_final(local: Loca
     assert point is not None
     assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
     assert (await agent.session("s", store=local).resume()).text == "Done."
+
+
+async def test_a_run_that_waits_says_what_it_used(local: LocalStore) -> None:
+    reply = await Shop().chat(local).run("buy")
+    assert reply.usage == {"input_tokens": 1, "output_tokens": 1}

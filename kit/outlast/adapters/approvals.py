@@ -1,11 +1,12 @@
-"""Decisions of people about tool calls, for every adapter: asked once, decided once, bound to the arguments shown.
+"""What people decide, for every adapter: asked once, decided once, bound to what was shown.
 
-A run that asks stores the question with the model's answer, and ends `interrupted`. A later run of the session brings
-the decisions: `{"decisions": [{"id", "type": "approve" | "edit" | "reject", …}]}`. Nothing runs before they are stored.
+A run that needs a person notes its questions and ends `interrupted`. A later run of the session brings the answers:
+`{"decisions": [{"id", "type": "approve" | "edit" | "reject" | "respond", …}]}` about tool calls, `{"answers": {id: …}}` to
+questions of a graph. Nothing runs before they are stored.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -15,22 +16,23 @@ from outlast.adapters.inputs import refuse
 from outlast.adapters.journal import Outcome, ToolCall
 from outlast.core import jsontext
 from outlast.core.errors import RunFailed
-from outlast.core.records import Approval, ApprovalStatus, Interrupt
+from outlast.core.records import Approval, ApprovalKind, ApprovalStatus, Interrupt
 from outlast.core.resume import NOT_APPROVED_RESULT, REJECTED_RESULT
 from outlast.engine.context import InvocationContext
 from outlast.store import approvals
 from outlast.store.grouped import Part
 
-EXPECTED = '{"resume": {"decisions": [{"id": "…", "type": "approve"}]}}, where type is approve, edit or reject'
+EXPECTED = '{"resume": {"decisions": [{"id": "…", "type": "approve"}]}}, where type is approve, edit, reject or respond'
 NOT_GIVEN = object()
 
 
 class DecisionType(StrEnum):
-    """What a person decided."""
+    """What a person decided about a call; `respond` answers it in the tool's place."""
 
     APPROVE = "approve"
     EDIT = "edit"
     REJECT = "reject"
+    RESPOND = "respond"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,34 @@ class Decision:
         if self.arguments is not NOT_GIVEN:
             shown["arguments"] = self.arguments
         return shown | ({} if self.message is None else {"message": self.message})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a question: any JSON."""
+
+    id: str
+    value: Any
+
+    def as_json(self) -> dict[str, Any]:
+        return {"type": "answer", "value": self.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask. `arguments` are the call's, or the value of a question; `details` are shown beside them."""
+
+    key: str
+    arguments: Any
+    kind: ApprovalKind = ApprovalKind.APPROVAL
+    name: str = ""
+    call_id: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def about(cls, call: ToolCall, **details: Any) -> "Question":
+        """Ask about a call, under the key that it has in the journal."""
+        return cls(call.key, call.arguments, name=call.name, call_id=call.call_id, details=details)
 
 
 def parse(value: Any) -> list[Decision]:
@@ -72,61 +102,82 @@ def _decision(value: Any) -> Decision:
         raise refuse("an edit without arguments", EXPECTED)
     if message is not None and not isinstance(message, str):
         raise refuse("a message of a decision that is no text", EXPECTED)
+    if message is None and kind is DecisionType.RESPOND:
+        raise refuse("a response without a message", EXPECTED)
     return Decision(value["id"], kind, value.get("arguments", NOT_GIVEN), message)
 
 
-def ask(scope: str, calls: Sequence[ToolCall]) -> tuple[list[Part], list[Event]]:
-    """Return what asks a person about calls, for the write that stores the model's answer."""
-    if not calls:
-        return [], []
-    asked = [(call.key, call.call_id, call.name, jsontext.encode(call.arguments)) for call in calls]
-    events: list[Event] = [
-        {"type": "agent.approval.requested", "approval_id": call.key, "call_id": call.call_id, "name": call.name,
-         "input": call.arguments, "allowed": [*DecisionType]}
-        for call in calls
-    ]  # fmt: skip
-    return [approvals.ask(scope, asked)], events
+def ask(scope: str, questions: Sequence[Question]) -> tuple[list[Part], list[Event]]:
+    """Return what asks a person, for a write that makes it true that these questions are open, and no others."""
+    asked = [
+        approvals.Asked(
+            one.key, one.kind, one.call_id, one.name, jsontext.encode(one.arguments), jsontext.encode(dict(one.details))
+        )
+        for one in questions
+    ]
+    return [approvals.close(scope, but=[one.key for one in questions]), approvals.ask(scope, asked)], [
+        _requested(one) for one in questions
+    ]
+
+
+def _requested(question: Question) -> Event:
+    event: Event = {"type": "agent.approval.requested", "approval_id": question.key}
+    if question.kind is ApprovalKind.QUESTION:
+        return event | {"payload": question.arguments}
+    about = {"call_id": question.call_id, "name": question.name, "input": question.arguments}
+    return event | about | {"allowed": question.details.get("allowed", [*DecisionType])}
 
 
 async def decide(
-    context: InvocationContext, history: History, decisions: Sequence[Decision], calls: Collection[ToolCall]
+    context: InvocationContext, history: History, decisions: Sequence[Decision | Answer], waiting: Mapping[str, Any]
 ) -> None:
-    """Store decisions about `calls`, all or none; those that this run stored before stay.
+    """Store decisions, all or none; those that this run stored before stay.
 
-    Raises RunFailed: `approval_mismatch` for another call or other arguments than were shown, and
-    `approval_already_decided`. Then nothing is stored.
+    `waiting` has the arguments, as they are now, of what waits, by key. Raises RunFailed: `approval_mismatch` for
+    something else, or other arguments, than what was shown, `approval_already_decided`, and `invalid_input`. Then nothing
+    is stored.
     """
-    known, waiting = await history.approvals([one.id for one in decisions]), {call.key: call for call in calls}
-    number = context.lease[0]
+    known, number = await history.approvals([one.id for one in decisions]), context.lease[0]
     for one in decisions:
-        _check(one, known.get(one.id), waiting.get(one.id), number)
+        _check(one, known.get(one.id), waiting, number)
     new = [one for one in decisions if known[one.id].status is ApprovalStatus.OPEN]
     if new:
         parts = [approvals.decide(history.scope, one.id, jsontext.encode(one.as_json())) for one in new]
         await context.write(events=[_answered(one, context.principal) for one in new], parts=parts, progress=True)
 
 
-def _check(decision: Decision, row: Approval | None, call: ToolCall | None, number: int) -> None:
+def _check(decision: Decision | Answer, row: Approval | None, waiting: Mapping[str, Any], number: int) -> None:
+    id = decision.id
     if row is None:
-        raise RunFailed("approval_mismatch", f"this session has no approval {decision.id!r}")
+        raise RunFailed("approval_mismatch", f"nothing in this session waits under the id {id!r}")
     if row.status is not ApprovalStatus.OPEN and row.decided_by != number:
         how = "was decided already" if row.status is ApprovalStatus.DECIDED else "is closed: the conversation went on"
-        raise RunFailed("approval_already_decided", f"the approval {decision.id!r} {how}")
-    if row.status is ApprovalStatus.OPEN and call is None:
-        raise RunFailed("approval_mismatch", f"the call of the approval {decision.id!r} does not wait")
-    shown = jsontext.decode(row.arguments)
-    claimed = [] if call is None else [call.arguments]
-    if decision.type is DecisionType.APPROVE and decision.arguments is not NOT_GIVEN:
-        claimed.append(decision.arguments)
-    if any(jsontext.fingerprint(one) != jsontext.fingerprint(shown) for one in claimed):
-        raise RunFailed(
-            "approval_mismatch", f"the approval {decision.id!r} was asked for a call with the arguments {row.arguments}"
-        )
+        raise RunFailed("approval_already_decided", f"the approval {id!r} {how}")
+    if (row.kind is ApprovalKind.QUESTION) is not isinstance(decision, Answer):
+        raise RunFailed("approval_mismatch", f"{id!r} is a {row.kind}")
+    if row.status is ApprovalStatus.OPEN and id not in waiting:
+        raise RunFailed("approval_mismatch", f"what the approval {id!r} is about does not wait")
+    shown_, claimed = jsontext.decode(row.arguments), [waiting[id]] if id in waiting else []
+    if isinstance(decision, Decision):
+        _check_allowed(decision, row)
+        if decision.type is DecisionType.APPROVE and decision.arguments is not NOT_GIVEN:
+            claimed.append(decision.arguments)
+    if any(jsontext.fingerprint(one) != jsontext.fingerprint(shown_) for one in claimed):
+        raise RunFailed("approval_mismatch", f"the approval {id!r} was asked for with the arguments {row.arguments}")
 
 
-def _answered(decision: Decision, by: str) -> Event:
-    verdict = "rejected" if decision.type is DecisionType.REJECT else "approved"
-    event: Event = {"type": "agent.approval.answered", "approval_id": decision.id, "decision": verdict, "by": by}
+def _check_allowed(decision: Decision, row: Approval) -> None:
+    allowed = jsontext.decode(row.details).get("allowed")
+    if allowed and decision.type not in allowed:
+        raise refuse(f"{decision.type} about {row.name!r}", f"one of {', '.join(allowed)}")
+
+
+def _answered(decision: Decision | Answer, by: str) -> Event:
+    event: Event = {"type": "agent.approval.answered", "approval_id": decision.id}
+    if isinstance(decision, Answer):
+        return event | {"decision": "value", "payload": decision.value, "by": by}
+    verdict = {DecisionType.REJECT: "rejected", DecisionType.RESPOND: "value"}.get(decision.type, "approved")
+    event |= {"decision": verdict, "by": by}
     if decision.type is DecisionType.EDIT:
         event["payload"] = {"arguments": decision.arguments}
     return event | ({} if decision.message is None else {"reason": decision.message})
@@ -140,25 +191,39 @@ def decision_of(row: Approval) -> Decision | None:
     return Decision(row.key, DecisionType(stored["type"]), stored.get("arguments", NOT_GIVEN), stored.get("message"))
 
 
-def denial(row: Approval) -> Outcome | None:
-    """Return what a call is answered with that must not run, or None for one that may."""
+def answer_to(row: Approval) -> Outcome | None:
+    """Return what a call is answered with that a person did not let run, or None for one that may."""
     if row.status is ApprovalStatus.CLOSED:
         return Outcome("denied", NOT_APPROVED_RESULT)
     decision = decision_of(row)
+    if decision is not None and decision.type is DecisionType.RESPOND:
+        return Outcome("ok", decision.message)
     if decision is None or decision.type is not DecisionType.REJECT:
         return None
     said = f" They said: {decision.message}" if decision.message else ""
     return Outcome("denied", REJECTED_RESULT + said)
 
 
+def refuse_waiting(rows: Sequence[Approval], number: int) -> None:
+    """Refuse a run of new messages that was accepted before something was asked, which it would close."""
+    if any(row.status is ApprovalStatus.OPEN and row.newest_run >= number for row in rows):
+        raise RunFailed(
+            "approval_open",
+            "this run waited when an approval was asked for, which it would have closed; decide, or send it again",
+        )
+
+
 def interrupt(rows: Sequence[Approval]) -> Interrupt:
     """Say what a run waits for that ends so."""
-    return Interrupt("approval_required", tuple(shown(row) for row in rows))
+    asked = [shown(row) for row in rows if row.kind is ApprovalKind.APPROVAL]
+    questions = [shown(row) for row in rows if row.kind is ApprovalKind.QUESTION]
+    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions))
 
 
 def shown(row: Approval) -> dict[str, Any]:
-    """Return an open approval as people see it."""
-    return {
-        "id": row.key, "call_id": row.call_id, "name": row.name, "arguments": jsontext.decode(row.arguments),
-        "allowed": [*DecisionType],
-    }  # fmt: skip
+    """Return what is asked as people see it."""
+    arguments, details = jsontext.decode(row.arguments), jsontext.decode(row.details)
+    if row.kind is ApprovalKind.QUESTION:
+        return {"id": row.key, "value": arguments, **details}
+    about = {"id": row.key, "call_id": row.call_id, "name": row.name, "arguments": arguments}
+    return about | {"allowed": [*DecisionType], **details}

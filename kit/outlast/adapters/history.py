@@ -13,6 +13,10 @@ from outlast.store.store import Store
 __all__ = ["Checkpoint", "History", "PendingWrite"]
 
 
+UNDECIDED = 200
+"""Questions of one history that nobody decided, of which an adapter is told."""
+
+
 class History:
     """Reads of one history. `thread` names it to the framework, `scope` to the store."""
 
@@ -55,6 +59,10 @@ class History:
     async def approvals(self, keys: Sequence[str]) -> dict[str, Approval]:
         """Return what was, or is, to be decided about calls, by their keys."""
         return {row.key: row for row in await self._store.read.approvals(self.scope, keys)}
+
+    async def undecided(self) -> list[Approval]:
+        """Return what nobody decided lately, open or closed, newest first."""
+        return await self._store.read.undecided(self.scope, limit=UNDECIDED)
 
     async def head(self, namespace: str) -> str | None:
         """Return the id of the checkpoint from which a namespace goes on."""

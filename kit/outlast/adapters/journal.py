@@ -172,8 +172,8 @@ class ToolJournal:
         unknown = answer is INTERRUPTED or (answer is NOT_RUN and not proven)
         return await self._answered(call, row, otherwise if unknown else answer)
 
-    async def deny(self, call: ToolCall, answer: Outcome) -> Outcome:
-        """Answer a call that no person agreed to."""
+    async def decided(self, call: ToolCall, answer: Outcome) -> Outcome:
+        """Answer a call as a person decided, without running it."""
         return await self._answered(call, await self._row(call), answer, origin="approval")
 
     async def rows(self) -> list[Call]:

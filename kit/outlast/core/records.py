@@ -189,10 +189,18 @@ class ApprovalStatus(StrEnum):
     CLOSED = "closed"
 
 
-class Approval(NamedTuple):
-    """A tool call that a person has to decide about. `key` names the call; `arguments`, `decision` are JSON text.
+class ApprovalKind(StrEnum):
+    """Whether a person decides about a tool call, or answers a question of the agent."""
 
-    `newest_run` is the number of the newest run of the session that had been accepted when it was asked.
+    APPROVAL = "approval"
+    QUESTION = "question"
+
+
+class Approval(NamedTuple):
+    """What a person has to decide: about a tool call with its arguments, or a question, whose value `arguments` is.
+
+    `arguments`, `details` and `decision` are JSON text; `key` names it in its history. `newest_run` is the number of the
+    newest run of the session that had been accepted when it was asked.
     """
 
     number: int
@@ -201,9 +209,11 @@ class Approval(NamedTuple):
     agent: str
     invocation_id: str | None
     newest_run: int
+    kind: ApprovalKind
     call_id: str | None
     name: str
     arguments: str
+    details: str
     status: ApprovalStatus
     decision: str | None
     decided_by: int | None

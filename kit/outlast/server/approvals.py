@@ -58,7 +58,7 @@ class Approvals:
 def _approval(row: Approval) -> str:
     fields = jsontext.encode(
         {
-            **shown(row), "session_id": row.session_id, "agent": row.agent, "invocation_id": row.invocation_id,
+            **shown(row), "kind": row.kind, "session_id": row.session_id, "agent": row.agent, "invocation_id": row.invocation_id,
             "status": row.status, "decision": None if row.decision is None else jsontext.decode(row.decision),
         }
     )  # fmt: skip

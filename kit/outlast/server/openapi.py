@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from outlast.core.records import ApprovalStatus, Kind, OnActive, Status
+from outlast.core.records import ApprovalKind, ApprovalStatus, Kind, OnActive, Status
 
 Schema = dict[str, Any]
 
@@ -102,17 +102,19 @@ SCHEMAS: dict[str, Schema] = {
             "session_id": {"type": "string"},
             "agent": {"type": "string"},
             "invocation_id": {**_TEXT_OR_NULL, "description": "The run that asked, while it is kept."},
+            "kind": {"type": "string", "enum": list(ApprovalKind)},
             "call_id": _TEXT_OR_NULL,
-            "name": {"type": "string", "description": "The tool."},
-            "arguments": _ANY,
-            "allowed": {"type": "array", "items": {"type": "string", "enum": ["approve", "edit", "reject"]}},
+            "name": {"type": "string", "description": "The tool; of an approval."},
+            "arguments": {"description": "What the tool would be called with; of an approval."},
+            "allowed": {"type": "array", "items": {"type": "string"}, "description": "Decisions; of an approval."},
+            "value": {"description": "What is asked; of a question."},
             "status": {"type": "string", "enum": list(ApprovalStatus)},
             "decision": {"type": ["object", "null"]},
             "created_at": _TIME,
             "decided_at": _TIME,
         },
-        ["id", "session_id", "agent", "name", "arguments", "allowed", "status"],
-        'A tool call that a person decides about, by an invocation with {"resume": {"decisions": [{"id", "type"}]}}.',
+        ["id", "session_id", "agent", "kind", "status"],
+        "What a person decides, by an invocation of the session whose input has `resume`.",
     ),
     "Problem": _object(
         {

@@ -1,12 +1,12 @@
 """What a person has to decide before a tool call may run: asked and decided by runs under their lease, once each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import Select, select
 
-from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.records import Approval, ApprovalKind, ApprovalStatus
 from outlast.store.grouped import Part
 from outlast.store.statements import Connection, Rows, Statement
 from outlast.store.tables import approvals, invocations, sessions
@@ -14,15 +14,15 @@ from outlast.store.tables import approvals, invocations, sessions
 _LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
 _ASK = Statement(
     """
-    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, call_id, name,
-        arguments, status, created_at)
+    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, kind, call_id,
+        name, arguments, details, status, created_at)
     SELECT v.principal, CAST(:scope AS text), i.k, v.session_number, v.number,
         COALESCE((SELECT max(o.number) FROM {p}invocations o WHERE o.session_number = v.session_number), v.number),
-        i.c, i.n, i.a, 'open', {now}
+        i.t, i.c, i.n, i.a, i.d, 'open', {now}
     FROM {rows} i JOIN {p}invocations v ON """
     + _LEASE
     + " ON CONFLICT (scope, key) DO NOTHING",
-    {"k": "text", "c": "text", "n": "text", "a": "text"},
+    {"k": "text", "t": "text", "c": "text", "n": "text", "a": "text", "d": "text"},
 )
 _DECIDE = Statement(
     """
@@ -34,22 +34,39 @@ _DECIDE = Statement(
 _CLOSE = """
     UPDATE {p}approvals SET status = 'closed', decided_at = {now} WHERE scope = :scope AND status = 'open'
 """
-_CLOSE_BY_RUN = Statement(_CLOSE + " AND EXISTS (SELECT 1 FROM {p}invocations v WHERE " + _LEASE + ")")
+_CLOSE_BY_RUN = Statement(
+    _CLOSE
+    + " AND key NOT IN (SELECT i.k FROM {rows} i) AND EXISTS (SELECT 1 FROM {p}invocations v WHERE "
+    + _LEASE
+    + ")",
+    {"k": "text"},
+)
 _CLOSE_BY_HAND = Statement(_CLOSE)
 _COPY = Statement(
     """
-    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, call_id, name,
-        arguments, status, created_at, decided_at)
-    SELECT principal, CAST(:new AS text), key, CAST(:session AS bigint), invocation_number, newest_run, call_id, name,
-        arguments, 'closed', created_at, {now}
+    INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, kind, call_id,
+        name, arguments, details, status, created_at, decided_at)
+    SELECT principal, CAST(:new AS text), key, CAST(:session AS bigint), invocation_number, newest_run, kind, call_id,
+        name, arguments, details, 'closed', created_at, {now}
     FROM {p}approvals WHERE scope = :scope AND status = 'open'
     """
 )
 
 
-def ask(scope: str, calls: Sequence[tuple[str, str | None, str, str]]) -> Part:
-    """Note calls (key, call id, name, arguments as JSON text) that must not run before a person agreed."""
-    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "c", "n", "a"], calls)})
+class Asked(NamedTuple):
+    """What is asked; `arguments` and `details` are JSON text."""
+
+    key: str
+    kind: ApprovalKind
+    call_id: str | None
+    name: str
+    arguments: str
+    details: str
+
+
+def ask(scope: str, asked: Sequence[Asked]) -> Part:
+    """Note what a person has to decide. What was asked before, under its key, stays as it is."""
+    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "t", "c", "n", "a", "d"], asked)})
 
 
 def decide(scope: str, key: str, decision: str) -> Part:
@@ -57,9 +74,9 @@ def decide(scope: str, key: str, decision: str) -> Part:
     return Part("approval.decided", _DECIDE, {"scope": scope, "key": key, "decision": decision})
 
 
-def close(scope: str) -> Part:
-    """Let nobody decide any more about what is open in a history: its conversation goes on without."""
-    return Part("approval.closed", _CLOSE_BY_RUN, {"scope": scope})
+def close(scope: str, *, but: Sequence[str] = ()) -> Part:
+    """Let nobody decide any more about what is open in a history, but for some keys: it goes on without."""
+    return Part("approval.closed", _CLOSE_BY_RUN, {"scope": scope, "rows": Rows(["k"], [(key,) for key in but])})
 
 
 def close_by_hand(connection: Connection, scope: str) -> None:
@@ -74,8 +91,8 @@ def copy_closed(connection: Connection, *, scope: str, new: str, session_number:
 
 _APPROVALS = select(
     approvals.c.number, approvals.c.key, sessions.c.id.label("session_id"), sessions.c.agent,
-    invocations.c.id.label("invocation_id"), approvals.c.newest_run, approvals.c.call_id, approvals.c.name,
-    approvals.c.arguments, approvals.c.status, approvals.c.decision, approvals.c.decided_by, approvals.c.created_at,
+    invocations.c.id.label("invocation_id"), approvals.c.newest_run, approvals.c.kind, approvals.c.call_id, approvals.c.name,
+    approvals.c.arguments, approvals.c.details, approvals.c.status, approvals.c.decision, approvals.c.decided_by, approvals.c.created_at,
     approvals.c.decided_at,
 ).select_from(
     approvals.join(sessions, sessions.c.number == approvals.c.session_number).outerjoin(
@@ -84,10 +101,16 @@ _APPROVALS = select(
 )  # fmt: skip
 
 
-def of_calls(connection: PooledConnection, scope: str, keys: Sequence[str]) -> list[Approval]:
-    """Return what was, or is, to be decided about some calls of a history."""
+def of_keys(connection: PooledConnection, scope: str, keys: Sequence[str]) -> list[Approval]:
+    """Return what was, or is, to be decided in a history, by its keys there."""
     found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(keys))
     return _read(connection, found.order_by(approvals.c.number))
+
+
+def undecided(connection: PooledConnection, scope: str, limit: int) -> list[Approval]:
+    """Return what nobody decided in a history, open or closed, newest first."""
+    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.status != ApprovalStatus.DECIDED)
+    return _read(connection, found.order_by(approvals.c.number.desc()).limit(limit))
 
 
 def listed(
@@ -112,4 +135,4 @@ def listed(
 
 def _read(connection: PooledConnection, found: Select[Any]) -> list[Approval]:
     rows = [Approval._make(row) for row in connection.execute(found)]
-    return [row._replace(status=ApprovalStatus(row.status)) for row in rows]
+    return [row._replace(kind=ApprovalKind(row.kind), status=ApprovalStatus(row.status)) for row in rows]

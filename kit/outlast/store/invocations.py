@@ -269,10 +269,14 @@ _DELETE_JOURNAL = Statement(
             AND o.state IN ('pending', 'started', 'waiting'))
     """
 )
+# What is open may still be decided, whatever became of the run that asked.
+_DELETE_APPROVALS = Statement(
+    "DELETE FROM {p}approvals WHERE invocation_number IN (SELECT f.value FROM {values} f) AND status <> 'open'"
+)
 _OWN_SCOPE = "WHERE scope IN (SELECT 'i' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _OWN_SCOPE)
-    for table in ("approvals", "checkpoint_writes", "checkpoints", "heads", "items")
+    for table in ("checkpoint_writes", "checkpoints", "heads", "items")
 ]
 _DELETE = Statement("DELETE FROM {p}invocations WHERE number IN (SELECT f.value FROM {values} f)")
 _OLD = Statement(
@@ -310,6 +314,7 @@ def remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None
     connection.send(_BURY, values=listed, keep_ms=keep_ms)
     connection.send(_DELETE_EVENTS, values=listed)
     connection.send(_DELETE_JOURNAL, values=listed)
+    connection.send(_DELETE_APPROVALS, values=listed)
     for statement in _DELETE_HISTORIES:
         connection.send(statement, values=listed)
     connection.send(_DELETE, values=listed)

@@ -211,8 +211,12 @@ class Reader:
         return await self._run(read, patient=True)
 
     async def approvals(self, scope: str, keys: Sequence[str]) -> list[Approval]:
-        """Read what was, or is, to be decided about some calls of a history."""
-        return await self._run(lambda connection: decisions.of_calls(connection, scope, keys), patient=True)
+        """Read what was, or is, to be decided in a history, by its keys there."""
+        return await self._run(lambda connection: decisions.of_keys(connection, scope, keys), patient=True)
+
+    async def undecided(self, scope: str, *, limit: int) -> list[Approval]:
+        """Read what nobody decided in a history, open or closed, newest first."""
+        return await self._run(lambda connection: decisions.undecided(connection, scope, limit), patient=True)
 
     async def approvals_listed(
         self,

@@ -169,9 +169,11 @@ approvals = Table(
     Column("session_number", BigInteger),
     Column("invocation_number", BigInteger, nullable=False),
     Column("newest_run", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
     Column("call_id", Text),
     Column("name", Text, nullable=False),
     Column("arguments", Text, nullable=False),
+    Column("details", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("decision", Text),
     Column("decided_by", BigInteger),
@@ -179,9 +181,10 @@ approvals = Table(
     Column("decided_at", BigInteger),
     UniqueConstraint("scope", "key", name="approvals_key"),
     Index("approvals_listed", "principal", "status", "number"),
+    Index("approvals_of_invocation", "invocation_number"),
     sqlite_autoincrement=True,
 )
-"""What a person has to decide. `key` is that of the call in `journal`; `newest_run` is the newest run that had been
+"""What a person has to decide or to answer. `key` names it in its history; `newest_run` is the newest run that had been
 accepted when it was asked, so that a later run is told from one that was waiting already."""
 
 heads = Table(

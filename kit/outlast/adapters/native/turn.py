@@ -98,11 +98,7 @@ class NativeTurn:
 
     async def _add(self, items: Items, input: Messages) -> None:
         """Store new messages, and before them an answer to each call that an earlier run left open."""
-        if any(row.newest_run >= self._number for row in self._waiting(items)):
-            raise RunFailed(
-                "approval_open",
-                "this run waited when an approval was asked for, which it would have closed; decide, or send it again",
-            )
+        approvals.refuse_waiting(self._waiting(items), self._number)
         given = [(self._id_of(index), _given(message)) for index, message in enumerate(input.messages)]
         if known := next((id for id, _ in given if items.has(id)), None):
             raise RunFailed("invalid_input", f"the history has a message with the id {known!r} already")
@@ -118,7 +114,8 @@ class NativeTurn:
                     tool.check(_text(one.arguments))
                 except ToolError as error:
                     raise RunFailed("invalid_input", f"the decision about {call.name!r}: {error}") from None
-        await approvals.decide(self._run.context, self._run.history, decisions, opened)
+        waiting = {call.key: call.arguments for call in opened}
+        await approvals.decide(self._run.context, self._run.history, decisions, waiting)
         items.decided((await self._run.history.approvals([call.key for call in opened])).values())
 
     async def go_on(self) -> Result:
@@ -159,6 +156,7 @@ class NativeTurn:
         for _ in range(self._limits.model_calls):
             await self._answer_calls(items)
             if waiting := self._waiting(items):
+                self._count(items)
                 return approvals.interrupt(waiting)
             answer = await self._call_model(items)
             if self._is_over(items):
@@ -180,7 +178,8 @@ class NativeTurn:
         asking = [index for index, call in enumerate(said.calls) if await self._needs_approval(call)]
         parts = items.append([(told.message_id, said)], number=self._number)
         opened = self._open(items)
-        questions, requested = approvals.ask(self._run.history.scope, [opened[index] for index in asking])
+        asked = [approvals.Question.about(opened[index]) for index in asking]
+        questions, requested = approvals.ask(self._run.history.scope, asked) if asked else ([], [])
         finished = self._run.events.finished_message(told, stop_reason=said.stop.value, stored=True, usage=said.usage)
         await context.write(
             events=[finished, *requested], parts=[*parts, *self._run.journal.pending(opened), *questions], progress=True
@@ -228,8 +227,8 @@ class NativeTurn:
     async def _answered(self, items: Items, call: ToolCall) -> Message:
         """Run a call, unless a person or its journal says how it is answered."""
         row = items.approvals.get(call.key)
-        if row is not None and (denied := approvals.denial(row)) is not None:
-            return _result_of(call, await self._run.journal.deny(call, denied))
+        if row is not None and (answer := approvals.answer_to(row)) is not None:
+            return _result_of(call, await self._run.journal.decided(call, answer))
         decision = None if row is None else approvals.decision_of(row)
         edited = decision is not None and decision.type is DecisionType.EDIT
         if decision is not None and edited:
@@ -266,8 +265,8 @@ class NativeTurn:
         row = items.approvals.get(call.key)
         if row is not None and row.status is ApprovalStatus.OPEN:
             row = row._replace(status=ApprovalStatus.CLOSED)
-        if row is not None and (denied := approvals.denial(row)) is not None:
-            return _result_of(call, await self._run.journal.deny(call, denied))
+        if row is not None and (answer := approvals.answer_to(row)) is not None:
+            return _result_of(call, await self._run.journal.decided(call, answer))
         return _result_of(call, await self._run.journal.close(call, proven=True, otherwise=otherwise))
 
     # Small things ---------------------------------------------------------------------------------------------------
@@ -297,17 +296,24 @@ class NativeTurn:
 
     def _result(self, items: Items) -> Output:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""
-        mine = [index for index, one in enumerate(items.messages) if one.role is Role.USER]
-        said = items.messages[mine[-1] + 1 :] if mine else items.messages
         last = items.messages[-1]
-        usage = total(one.usage for one in said)
-        self._run.context.usage = usage or None
         return output(
             text=last.text,
-            messages=[one.as_json() for one in said],
-            usage=usage,
+            messages=[one.as_json() for one in _since_user(items)],
+            usage=self._count(items),
             stop_reason=last.stop.value,
         )
+
+    def _count(self, items: Items) -> dict[str, int]:
+        """Add up what the run used, for its record."""
+        usage = total(one.usage for one in _since_user(items))
+        self._run.context.usage = usage or None
+        return usage
+
+
+def _since_user(items: Items) -> list[Message]:
+    users = [index for index, one in enumerate(items.messages) if one.role is Role.USER]
+    return items.messages[users[-1] + 1 :] if users else items.messages
 
 
 def _new_id() -> str:

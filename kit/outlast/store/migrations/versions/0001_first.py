@@ -63,9 +63,11 @@ def upgrade() -> None:
         sa.Column("session_number", sa.BigInteger(), nullable=True),
         sa.Column("invocation_number", sa.BigInteger(), nullable=False),
         sa.Column("newest_run", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("call_id", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("arguments", sa.Text(), nullable=False),
+        sa.Column("details", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("decision", sa.Text(), nullable=True),
         sa.Column("decided_by", sa.BigInteger(), nullable=True),
@@ -76,6 +78,7 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("approvals_listed", "approvals", ["principal", "status", "number"], unique=False)
+    op.create_index("approvals_of_invocation", "approvals", ["invocation_number"], unique=False)
     op.create_table(
         "journal",
         sa.Column("scope", sa.Text(), nullable=False),
