@@ -255,6 +255,41 @@ async def test_while_a_run_is_not_final_nothing_changes_the_items(
     assert await texts(sessions, "copy") == ["before"]
 
 
+USER = {"role": "user", "content": "a"}
+ASKED = {"role": "assistant", "tool_calls": [{"id": id, "name": "look", "arguments": "{}"} for id in ("c1", "c2")]}
+FIRST, SECOND = ({"role": "tool", "tool_call_id": id, "content": "5"} for id in ("c1", "c2"))
+NOTE = {"note": "this is no message"}
+
+
+@pytest.mark.parametrize(
+    ("items", "whole"),
+    [
+        ([USER], 1),
+        ([USER, ASKED], 1),
+        ([USER, ASKED, FIRST], 1),
+        ([USER, ASKED, FIRST, SECOND], 4),
+        ([USER, ASKED, FIRST, SECOND, ASKED], 4),
+        ([ASKED], 0),
+        ([USER, NOTE, ASKED, NOTE, FIRST], 2),
+        ([NOTE, NOTE], 2),
+        ([USER, *[NOTE] * 30, ASKED, *[NOTE] * 50], 31),
+    ],
+)
+async def test_a_fork_while_a_run_goes_on_ends_with_a_whole_step(
+    store: Store, sessions: SessionStore, make_request: Make, items: list[Any], whole: int
+) -> None:
+    await sessions.create("s", agent="a")
+    stored = await sessions.append("s", items)
+    run = (await store.accept(make_request("s"), lease=True)).invocation
+    await sessions.fork("s", "during")
+    await sessions.fork("s", "given", up_to_item_id=stored[-1].id)
+    await store.finish(run.number, run.epoch, run.session_number, DONE)
+    await sessions.fork("s", "after")
+    for copy, count in (("during", whole), ("given", len(items)), ("after", len(items))):
+        assert [item.content async for item in sessions.items(copy)] == items[:count]
+    await sessions.append("during", [USER])
+
+
 async def test_lists_are_filtered_and_paged_newest_first(sessions: SessionStore) -> None:
     for number in range(7):
         await sessions.create(f"s{number}", actor_id="ann" if number % 2 else "bob", labels={"n": str(number)})

@@ -13,7 +13,7 @@ from outlast.adapters.run import CURRENT_RUN, Run
 from outlast.adapters.session import ChatSession
 from outlast.core.errors import AgentResumeError
 from outlast.core.records import Kind
-from outlast.core.resume import ResumePoint
+from outlast.core.resume import ResumeKind, ResumePoint
 from outlast.engine.context import InvocationContext
 from outlast.engine.handlers import AgentHandlers
 from outlast.store.store import Store
@@ -58,6 +58,16 @@ class DurableAgent(ABC):
         if history is None:
             raise AgentResumeError("empty")
         return await explained(store, principal, session_id, await self.require_resume_point(history))
+
+    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
+        """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
+        try:
+            point = await self.require_session_resume_point(store, principal, session_id)
+            if point.kind is ResumeKind.AWAIT_APPROVAL:
+                raise AgentResumeError("awaiting_approval")
+        except AgentResumeError as error:
+            await self.resume_refused(error)
+            raise
 
     async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
         """Return the messages of a session, oldest first, in the neutral form. Reads only."""

@@ -25,7 +25,7 @@ class ResumableAgent(Agent, Protocol):
 
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint: ...
 
-    async def resume_refused(self, error: AgentResumeError) -> None: ...
+    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None: ...
 
     async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]: ...
 
@@ -88,11 +88,7 @@ class ChatSession:
             after = await engine.store.read.last_position(run.number)
             await self._adopt(engine, run)
         else:
-            try:
-                await agent.require_session_resume_point(engine.store, PRINCIPAL, self.id)
-            except AgentResumeError as error:
-                await agent.resume_refused(error)
-                raise
+            await agent.require_resumable(engine.store, PRINCIPAL, self.id)
             run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
         async for event in _followed(engine, run, after):
             yield event

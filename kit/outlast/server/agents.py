@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from outlast.core.errors import AgentResumeError, OutlastError
+from outlast.core.errors import OutlastError
 from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
 from outlast.store import Store
@@ -53,8 +53,8 @@ class Resumable(Protocol):
         """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
         ...
 
-    async def resume_refused(self, error: AgentResumeError) -> None:
-        """Hear that a resume was refused before it became a run."""
+    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
+        """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
         ...
 
 

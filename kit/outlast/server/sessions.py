@@ -170,17 +170,16 @@ class Sessions:
         )
         ask = replace(ask, request=replace(ask.request, on_active=OnActive.REJECT))
         if not await self._known(runtime, ask) and session.active is None:
-            await self._require_point(request, session)
+            await self._require_resumable(request, session)
         return await self._invocations.answer(request, runtime, ask, auth, 0)
 
-    async def _require_point(self, request: Request, session: Session) -> None:
-        """Refuse to resume where there is nothing to resume. The agent hears of it, as of every failure."""
-        try:
+    async def _require_resumable(self, request: Request, session: Session) -> None:
+        """Refuse to resume where there is nothing to resume."""
+        agent = self._server.agents.by_name().get(session.agent)
+        if isinstance(agent, Resumable):
+            await agent.require_resumable(self._server.runtime().store, caller(request).principal, session.id)
+        else:
             await self._point(request, session)
-        except AgentResumeError as error:
-            if isinstance(agent := self._server.agents.by_name().get(session.agent), Resumable):
-                await agent.resume_refused(error)
-            raise
 
     async def _known(self, runtime: Runtime, ask: accept.Ask) -> bool:
         """Say whether this very request was accepted before: then it is joined, whatever became of the session."""

@@ -205,6 +205,7 @@ class SessionStore:
     ) -> Session:
         """Copy a session, up to and with an item, and return the copy: a session of its own, without parent.
 
+        Without an item all is copied; while a run is answering tool calls, all before the answer that asked for them.
         What is appended to one of them later does not change the other. The same fork again is returned as it is.
         Raises NotFound for the session or the item, and Conflict (`session_exists`).
         """

@@ -5,15 +5,17 @@ session and an item by their ids, a removal by the position that the first try s
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import func, literal_column, select
 
 from outlast.core import jsontext
-from outlast.core.errors import Conflict, NotFound, SessionBusy
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
 from outlast.core.records import StoredItem, StoredSession
+from outlast.core.transcript import Message, Role, open_calls
 from outlast.store import approvals
 from outlast.store import invocations as life
 from outlast.store import memories
@@ -84,7 +86,9 @@ class SessionChanges:
         labels: Mapping[str, str],
         up_to_item_id: str | None,
     ) -> "asyncio.Future[StoredSession]":
-        """Copy a session and its items, up to and with one of them. The same fork again is returned as it is.
+        """Copy a session and its items, up to and with one of them, or to the end of the last whole step.
+
+        The same fork again is returned as it is.
 
         The future raises NotFound (the session, the item) and Conflict (`session_exists`, `unsupported_for_agent`).
         """
@@ -131,6 +135,7 @@ _CHECKPOINTED = Statement("SELECT h.scope FROM {p}heads h WHERE h.scope = :scope
 _ITEM = "SELECT t.position, t.id, t.item, t.created_at, t.invocation_number FROM {p}items t WHERE t.scope = :scope "
 _KNOWN = Statement(_ITEM + "AND t.id IN (SELECT i.id FROM {rows} i) ORDER BY t.position", {"id": "text"})
 _LAST = Statement(_ITEM + "ORDER BY t.position DESC LIMIT 1")
+_NEWEST = Statement(_ITEM + "AND t.position < :before ORDER BY t.position DESC LIMIT 20")
 _APPEND = Statement(
     """
     INSERT INTO {p}items (scope, position, id, item, created_at)
@@ -355,7 +360,10 @@ def _fork(
 ) -> StoredSession:
     source = _find(connection, principal, id)
     _refuse_checkpoints(connection, source)
-    last = source.last_item if up_to_item_id is None else _position(connection, source.scope, up_to_item_id)
+    if up_to_item_id is None:
+        last = _last_whole(connection, source)
+    else:
+        last = _position(connection, source.scope, up_to_item_id)
     actor_id = actor_id or source.actor_id
     created = _insert(
         connection, principal=principal, id=new_id, agent=source.agent, actor_id=actor_id, parent=None, root=None,
@@ -368,6 +376,28 @@ def _fork(
     elif (copy.agent, copy.actor_id, copy.forked_from) != (source.agent, actor_id, source.id):
         raise _exists(new_id)
     return copy
+
+
+def _last_whole(connection: Connection, source: StoredSession) -> int:
+    """Return where the last whole step ends: before an answer whose calls a run is still answering, else at the end."""
+    if not query(connection, _ACTIVE, number=source.number):
+        return source.last_item
+    since: list[Message] = []
+    for position, message in _newest_messages(connection, source):
+        since.insert(0, message)
+        if message.role is Role.ASSISTANT:
+            return position - 1 if open_calls(since) else source.last_item
+    return source.last_item
+
+
+def _newest_messages(connection: Connection, source: StoredSession) -> Iterator[tuple[int, Message]]:
+    """Give the items that are messages, the newest first, each with its position."""
+    before = source.last_item + 1
+    while rows := query(connection, _NEWEST, scope=source.scope, before=before):
+        for position, _, item, _, _ in rows:
+            with suppress(InvalidRequest):
+                yield position, Message.of_json(jsontext.decode(item))
+        before = rows[-1][0]
 
 
 def _position(connection: Connection, scope: str, item_id: str) -> int:

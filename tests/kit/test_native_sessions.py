@@ -1,0 +1,252 @@
+"""Conversations of the native agent when something goes wrong around them: the store, the provider, other workers."""
+
+import asyncio
+import os
+import random
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from outlast import Agent, DurableAgentServer, RunFailed, open_store
+from outlast.adapters import LocalStore
+from outlast.adapters.native import Delta, ProviderUnavailable, Stopped, TextDelta, ToolSpec, asking
+from outlast.core import faults
+from outlast.core.resume import INTERRUPTED_RESULT
+from outlast.core.transcript import Message, Role, StopReason
+from outlast.sessions import SessionStore
+from outlast.store.statements import DatabaseError, Lost, Refused
+from outlast.testing.effects import EffectsLog
+from outlast.testing.kill import KillHarness
+from outlast.testing.scripted import History, Say, Script, ScriptedCall, ScriptedModel
+from outlast.testing.serving import ServerThread
+
+pytestmark = pytest.mark.anyio
+
+Item = dict[str, Any]
+
+
+@pytest.fixture
+async def local(store_url: str) -> AsyncIterator[LocalStore]:
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+async def history(local: LocalStore, id: str = "s") -> list[tuple[str, str]]:
+    found = [item.content async for item in SessionStore(local).items(id)]
+    return [(message["role"], message["content"]) for message in found]
+
+
+class Payer:
+    """An agent that pays once; `broken` breaks the store from the moment on when it has paid."""
+
+    def __init__(self) -> None:
+        self.paid = 0
+        self._break: Callable[[str], None] | None = None
+
+        async def pay() -> str:
+            self.paid += 1
+            faults.install(self._break)
+            return "paid"
+
+        self.agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("pay")]), "Done."), tools=[pay])
+
+    @contextmanager
+    def broken(self, write: str, error: type[DatabaseError], *, times: int) -> Iterator[None]:
+        """Refuse writes of a kind, some times."""
+        left = [error("broken by a test")] * times
+
+        def refuse(point: str) -> None:
+            if point == f"{write}.before_commit" and left:
+                raise left.pop()
+
+        self._break = refuse
+        try:
+            yield
+        finally:
+            self._break = None
+            faults.install(None)
+
+
+@pytest.mark.parametrize("write", ["items", "journal.done"])
+async def test_a_result_that_could_not_be_stored_at_once_is_stored_later(local: LocalStore, write: str) -> None:
+    # BR-13
+    payer = Payer()
+    with payer.broken(write, Lost, times=1):
+        assert (await payer.agent.session("s", store=local).run("pay")).text == "Done."
+    assert payer.paid == 1
+    assert (await history(local))[1:3] == [("assistant", ""), ("tool", "paid")]
+
+
+@pytest.mark.parametrize("goes_on", ["resume", "message"])
+@pytest.mark.parametrize(("write", "known"), [("items", "paid"), ("journal.done", INTERRUPTED_RESULT)])
+async def test_a_result_that_could_not_be_stored_is_told_by_the_next_run(
+    local: LocalStore, write: str, known: str, goes_on: str
+) -> None:
+    # BR-13
+    payer = Payer()
+    chat = payer.agent.session("s", store=local)
+    with payer.broken(write, Refused, times=99), pytest.raises(RunFailed) as caught:
+        await chat.run("pay")
+    assert caught.value.code == "store_error"
+    point = await chat.resume_point()
+    assert point is not None
+    assert point.kind == "recover_tools"
+    heard: list[History] = []
+    later = Agent(ScriptedModel(Script("Done.", on_call=heard.append))).session("s", store=local)
+    await (later.resume() if goes_on == "resume" else later.run("and?"))
+    assert payer.paid == 1
+    assert (await history(local))[1:3] == [("assistant", ""), ("tool", known)]
+    assert [message["content"] for message in heard[0]][:3] == ["pay", "", known]
+
+
+async def heard_with_a_new_message(local: LocalStore, items: Sequence[Item]) -> list[tuple[Any, ...]]:
+    """Return what the model is called with when a user says "b" after a history."""
+    sessions, heard = SessionStore(local), list[History]()
+    await sessions.create("s")
+    await sessions.append("s", items)
+    agent = Agent(ScriptedModel(Script("Done.", on_call=heard.append)))
+    assert (await agent.session("s", store=local).run("b")).text == "Done."
+    return [(one["role"], one["content"], one.get("tool_call_id")) for one in heard[0]]
+
+
+async def test_two_calls_of_one_id_have_a_result_each_when_a_user_goes_on(local: LocalStore) -> None:
+    # BR-14
+    calls = [{"id": "c1", "name": "get", "arguments": f'{{"of": "{of}"}}'} for of in "AB"]
+    asked = {"role": "assistant", "tool_calls": calls}
+    assert await heard_with_a_new_message(local, [{"role": "user", "content": "a"}, asked]) == [
+        ("user", "a", None),
+        ("assistant", "", None),
+        ("tool", INTERRUPTED_RESULT, "c1"),
+        ("tool", INTERRUPTED_RESULT, "c1"),
+        ("user", "b", None),
+    ]
+
+
+async def test_a_thought_that_led_to_nothing_is_not_sent_when_a_user_goes_on(local: LocalStore) -> None:
+    # BR-16
+    thought = {"role": "assistant", "reasoning": "The user greets me.", "stop_reason": "aborted"}
+    found = await heard_with_a_new_message(local, [{"role": "user", "content": "a"}, thought])
+    assert found == [("user", "a", None), ("user", "b", None)]
+
+
+class Failing:
+    """A model that answers, is then unavailable once, and then takes its process along once."""
+
+    name = "failing"
+
+    def __init__(self, folder: str) -> None:
+        self._called = EffectsLog(Path(folder) / "called")
+
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
+        before = len(self._called.read())
+        self._called.append("called")
+        if before == 1:
+            raise ProviderUnavailable("500")
+        if before == 2:
+            os._exit(9)
+        yield TextDelta(f"answer to {messages[-1].text}")
+        yield Stopped(StopReason.STOP)
+
+
+async def two_turns(url: str, folder: str) -> list[tuple[str, str]]:
+    asking.RETRY_SECONDS = 0
+    async with open_store(url) as local:
+        chat = Agent(Failing(folder)).session("s", store=local)
+        for text, id in (
+            ("old", "0f8fad5b-d9cb-469f-a165-70867728950e"),
+            ("q", "1f8fad5b-d9cb-469f-a165-70867728950e"),
+        ):
+            await chat.run(text, id=id)
+        return await history(local)
+
+
+def test_a_crash_between_a_failed_model_call_and_its_retry_leaves_the_message_once(
+    store_url: str, tmp_path: Path
+) -> None:
+    # BR-17
+    arguments = {"url": store_url, "folder": str(tmp_path)}
+    with KillHarness(preload=[__file__], timeout_seconds=30) as harness:
+        assert harness.run(two_turns, arguments).exit_code == 9
+        found = harness.run(two_turns, arguments).result
+    assert [tuple(one) for one in found or ()] == [
+        ("user", "old"), ("assistant", "answer to old"), ("user", "q"), ("assistant", "answer to q"),
+    ]  # fmt: skip
+
+
+class Echo:
+    """A model that says what it heard last, the later numbers sooner."""
+
+    name = "echo"
+
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
+        heard = [message for message in messages if message.role is Role.USER][-1].text
+        await asyncio.sleep((20 - int(heard)) * 0.005)
+        yield TextDelta(heard)
+        yield Stopped(StopReason.STOP)
+
+
+@contextmanager
+def workers(url: str, *names: str) -> Iterator[list[str]]:
+    """Serve agents of these names, each by a server of its own on one database."""
+    with ExitStack() as stack:
+        servers = [ServerThread(DurableAgentServer(Agent(Echo(), name=name), store=url)) for name in names]
+        yield [stack.enter_context(server).url for server in servers]
+
+
+def body(text: Any, session: str = "s", **more: Any) -> dict[str, Any]:
+    return {"id": str(uuid.uuid4()), "session_id": session, "input": str(text), **more}
+
+
+async def items_of(client: httpx.AsyncClient, url: str, session: str = "s") -> list[Any]:
+    found: list[Any] = (await client.get(f"{url}/api/sessions/{session}/items?limit=100")).json()["items"]
+    return found
+
+
+async def test_two_messages_at_once_through_two_workers_are_two_whole_turns(store_url: str) -> None:
+    # BR-22
+    with workers(store_url, "agent", "agent") as urls:
+        async with httpx.AsyncClient(timeout=60) as client:
+            for round_ in range(10):
+                sent = [body(number, f"s{round_}") for number in (1, 2)]
+                answers = await asyncio.gather(
+                    *(client.post(f"{url}/api/invocations", json=one) for url, one in zip(urls, sent, strict=True))
+                )
+                assert {answer.json()["status"] for answer in answers} == {"completed"}
+                listed = await client.get(f"{urls[0]}/api/invocations", params={"session_id": f"s{round_}"})
+                accepted = [run["id"] for run in reversed(listed.json()["items"])]
+                items = await items_of(client, urls[0], f"s{round_}")
+                assert [item["invocation_id"] for item in items] == [id for id in accepted for _ in range(2)]
+                texts = [item["content"]["content"] for item in items]
+                assert texts in (["1", "1", "2", "2"], ["2", "2", "1", "1"])
+
+
+async def test_turns_that_were_accepted_one_after_another_are_stored_so(store_url: str) -> None:
+    # BR-24
+    chance = random.Random(1)
+    with workers(store_url, *["agent"] * 4) as urls:
+        async with httpx.AsyncClient(timeout=60) as client:
+            for number in range(1, 21):
+                sent = body(number, background=True)
+                answer = await client.post(f"{chance.choice(urls)}/api/invocations", json=sent)
+                assert answer.status_code == 202
+            await client.get(f"{urls[0]}/api/invocations/{sent['id']}/events")
+            texts = [item["content"]["content"] for item in await items_of(client, urls[0])]
+    assert texts == [str(number) for number in range(1, 21) for _ in range(2)]
+
+
+async def test_another_agent_reads_a_session_and_does_not_write_to_it(store_url: str) -> None:
+    # BR-23
+    with workers(store_url, "a", "b") as (one, two):
+        async with httpx.AsyncClient(timeout=60) as client:
+            for number in (18, 19):
+                assert (await client.post(f"{one}/api/invocations", json=body(number))).json()["status"] == "completed"
+            before = (await client.get(f"{one}/api/sessions/s/items")).content
+            refused = await client.post(f"{two}/api/invocations", json=body(20))
+            assert (refused.status_code, refused.json()["code"]) == (409, "session_of_other_agent")
+            for url in (one, two):
+                assert (await client.get(f"{url}/api/sessions/s/items")).content == before
