@@ -54,8 +54,14 @@ async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(
 
 @pytest.mark.parametrize("id", ["", "a\x00", "a" * 513, "\ud800", 7])
 async def test_an_impossible_name_is_refused(sessions: SessionStore, id: Any) -> None:
-    with pytest.raises(InvalidRequest):
-        await sessions.create(id)
+    acts = (
+        sessions.create(id), sessions.get(id), sessions.append(id, []), sessions.pop(id), sessions.clear(id),
+        sessions.fork(id), sessions.update(id, labels={}), sessions.delete(id), anext(sessions.items(id)),
+    )  # fmt: skip
+    for act in acts:
+        with pytest.raises(InvalidRequest) as caught:
+            await act
+        assert caught.value.code == "invalid_session_id"
 
 
 @pytest.mark.parametrize(

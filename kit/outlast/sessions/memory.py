@@ -1,11 +1,10 @@
 """The memory store: what is known about an actor, by path, with full-text search."""
 
-import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outlast.core import ids, jsontext
+from outlast.core.conversations import Memory, MemorySearchResult
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.sessions.session import StoreSource
 from outlast.store.memories import Key, Mode, StoredMemory
@@ -17,28 +16,6 @@ MAX_NAME_BYTES = 2500
 """Bytes of principal, actor, path and session together: PostgreSQL's index takes no more."""
 MOST_FOUND = 100
 MOST_LISTED = 1000
-
-_PATH = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,512}")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """One memory. Times are milliseconds since 1970 UTC."""
-
-    path: str
-    content: str
-    actor_id: str
-    session_id: str | None
-    created_at: int
-    updated_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySearchResult:
-    """A memory that was found; a higher score is a better match, within one search."""
-
-    memory: Memory
-    score: float
 
 
 class MemoryStore:
@@ -98,10 +75,13 @@ class MemoryStore:
     ) -> Sequence[Memory]:
         """Return memories at a path, or whose path begins so, by path; of every session unless one is named."""
         found = await (await self._store()).read.memories(
-            self._principal, self._actor(actor_id), path=None if path is None else _path(path),
-            prefix="" if path_prefix == "" else _path(path_prefix, "path_prefix"), session_id=_session(session_id),
+            self._principal,
+            self._actor(actor_id),
+            path=None if path is None else ids.memory_path(path),
+            prefix="" if path_prefix == "" else ids.memory_path(path_prefix, "path_prefix"),
+            session_id=_session(session_id),
             limit=_bounded(limit, MOST_LISTED),
-        )  # fmt: skip
+        )
         return [_memory(one) for one in found]
 
     async def search(
@@ -128,7 +108,7 @@ class MemoryStore:
         key: str | None = None,
     ) -> Memory:
         where, text = self._key(path, actor_id, session_id), _content(content)
-        token = uuid.uuid4().hex if key is None else _name(key, "key")
+        token = uuid.uuid4().hex if key is None else ids.name(key, "key")
         store = await self._store()
         return _memory(await store.memories.write(where, text, mode=mode, token=token, limit=MAX_CONTENT))
 
@@ -136,7 +116,7 @@ class MemoryStore:
         return self._source if isinstance(self._source, Store) else await self._source.store()
 
     def _key(self, path: str, actor_id: str | None, session_id: str | None) -> Key:
-        key = Key(self._principal, self._actor(actor_id), _path(path), _session(session_id) or "")
+        key = Key(self._principal, self._actor(actor_id), ids.memory_path(path), _session(session_id) or "")
         if sum(len(part.encode()) for part in key) > MAX_NAME_BYTES:
             raise InvalidRequest(
                 f"`path`, `actor_id` and `session_id` have more than {MAX_NAME_BYTES} bytes together",
@@ -146,7 +126,7 @@ class MemoryStore:
         return key
 
     def _actor(self, actor_id: str | None) -> str:
-        return self._principal if actor_id is None else _name(actor_id, "actor_id")
+        return self._principal if actor_id is None else ids.name(actor_id, "actor_id")
 
 
 def _memory(stored: StoredMemory) -> Memory:
@@ -154,16 +134,6 @@ def _memory(stored: StoredMemory) -> Memory:
         stored.path, jsontext.decode(stored.content), stored.actor_id, stored.session_id or None, stored.created_at,
         stored.updated_at,
     )  # fmt: skip
-
-
-def _path(path: object, field: str = "path") -> str:
-    if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise InvalidRequest(
-            f"`{field}` must be a string of 1 to 512 characters without control characters",
-            code="invalid_path",
-            field=field,
-        )
-    return path
 
 
 def _content(content: object, field: str = "content") -> str:
@@ -180,13 +150,6 @@ def _content(content: object, field: str = "content") -> str:
 
 def _session(session_id: str | None) -> str | None:
     return None if session_id is None else ids.session_id(session_id)
-
-
-def _name(value: object, field: str) -> str:
-    try:
-        return ids.session_id(value)
-    except InvalidRequest:
-        raise InvalidRequest(f"`{field}` must be a string of 1 to 512 characters", field=field) from None
 
 
 def _bounded(limit: object, most: int) -> int:

@@ -1,0 +1,66 @@
+"""Conversations and memories as users see them, in process and over HTTP. Times are milliseconds since 1970 UTC."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation."""
+
+    id: str
+    agent: str
+    """The agent that may run in it."""
+    actor_id: str
+    """On whose behalf; a label that the caller chose."""
+    parent: str | None
+    """The session this one is a child of."""
+    root: str
+    """The first of its ancestors; a session without parent is its own root."""
+    forked_from: str | None
+    labels: Mapping[str, str]
+    active: str | None
+    """The invocation that is not final yet."""
+    created_at: int
+    last_activity: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionItem:
+    """One entry of a session's history. Positions rise, and may have gaps where items were removed."""
+
+    id: str
+    position: int
+    content: dict[str, Any]
+    created_at: int
+    invocation_id: str | None
+    """The run that stored it, as long as that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """A part of a list of sessions; `cursor` is None on the last one."""
+
+    sessions: list[Session]
+    cursor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory: a text at a path."""
+
+    path: str
+    content: str
+    actor_id: str
+    session_id: str | None
+    created_at: int
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearchResult:
+    """A memory that was found; a higher score is a better match, within one search."""
+
+    memory: Memory
+    score: float
