@@ -61,6 +61,14 @@ async def test_an_append_with_a_key_happens_once(memory: MemoryStore) -> None:
     assert (await memory.get("log")).content == "x"
 
 
+async def test_a_change_with_a_key_is_made_once_whatever_came_between(memory: MemoryStore) -> None:
+    added = await memory.add("a", "one", key="first")
+    assert await memory.add("a", "one", key="first") == added
+    await memory.update("a", "two", key="second")
+    three = await memory.put("a", "three")
+    assert await memory.update("a", "two", key="second") == three
+
+
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     memory: MemoryStore, lost_once: Lose, moment: str

@@ -14,6 +14,7 @@ from outlast.server.answers import json_answer, route
 from outlast.server.principal import caller
 from outlast.server.runtime import Runtime
 from outlast.sessions import Memory, MemoryStore
+from outlast.sessions.memory import MOST_LISTED
 from outlast.wires.native import accept, project
 
 NAME = ("path", "actor_id", "session_id")
@@ -39,14 +40,14 @@ class Memories:
         return [
             route(root, {"GET": self.list, "HEAD": self.list, "POST": self.add}),
             route(f"{root}/entry", entry),
-            route(f"{root}/search", {"GET": self.search, "HEAD": self.search}),
+            route(f"{root}/search", {"GET": self.search, "HEAD": self.search, "POST": self.search_long}),
         ]
 
     async def list(self, request: Request) -> Response:
-        query = parameters.query(request, ("path_prefix", "actor_id", "session_id", "limit"))
+        query = parameters.query(request, ("path", "path_prefix", "actor_id", "session_id", "limit"))
         found = await self._store(request).list(
-            path_prefix=query.get("path_prefix", ""), actor_id=query.get("actor_id"),
-            session_id=query.get("session_id"), limit=parameters.limit(query.get("limit")),
+            query.get("path"), query.get("path_prefix", ""), actor_id=query.get("actor_id"),
+            session_id=query.get("session_id"), limit=parameters.limit(query.get("limit"), most=MOST_LISTED),
         )  # fmt: skip
         return json_answer(project.page([_memory(one) for one in found], None))
 
@@ -55,17 +56,24 @@ class Memories:
         query = parameters.query(request, ("q", "actor_id", "session_id", "limit"))
         if "q" not in query:
             raise InvalidRequest("`q` is required: what to look for", code="invalid_parameter", field="q")
+        return await self._found(request, query["q"], {**query, "limit": parameters.limit(query.get("limit", "10"))})
+
+    async def search_long(self, request: Request) -> Response:
+        """The same for a text that is too long, or too private, for a URL."""
+        fields = await self._fields(request, "text", "actor_id", "session_id", "limit")
+        return await self._found(request, _required(fields, "text"), fields)
+
+    async def _found(self, request: Request, text: Any, options: Mapping[str, Any]) -> Response:
         found = await self._store(request).search(
-            query["q"], actor_id=query.get("actor_id"), session_id=query.get("session_id"),
-            limit=parameters.limit(query.get("limit")) if "limit" in query else 10,
-        )  # fmt: skip
+            text, actor_id=options.get("actor_id"), session_id=options.get("session_id"), limit=options.get("limit", 10)
+        )
         shown = [f'{{"score":{jsontext.encode(one.score)},"memory":{_memory(one.memory)}}}' for one in found]
         return json_answer(project.page(shown, None))
 
     async def add(self, request: Request) -> Response:
-        fields = await self._fields(request, *NAME, "content")
-        name = {field: fields.get(field) for field in NAME[1:]}
-        added = await self._store(request).add(_required(fields, "path"), _required(fields, "content"), **name)
+        fields = await self._fields(request, *NAME, "content", "key")
+        options = {field: fields.get(field) for field in (*NAME[1:], "key")}
+        added = await self._store(request).add(_required(fields, "path"), _required(fields, "content"), **options)
         return json_answer(_memory(added), 201)
 
     async def get(self, request: Request) -> Response:
@@ -86,8 +94,10 @@ class Memories:
         return json_answer(_memory(stored))
 
     async def update(self, request: Request) -> Response:
-        fields = await self._fields(request, "content")
-        updated = await self._store(request).update(content=_required(fields, "content"), **_name(request))
+        fields = await self._fields(request, "content", "key")
+        updated = await self._store(request).update(
+            content=_required(fields, "content"), key=fields.get("key"), **_name(request)
+        )
         return json_answer(_memory(updated))
 
     async def delete(self, request: Request) -> Response:

@@ -22,6 +22,8 @@ class MemoryStore:
     """The memories of one principal, each actor's by path; with `session_id`, apart from those of other sessions.
 
     `actor_id` is the principal unless it is given. Every method raises InvalidRequest for a name that cannot be one.
+    With a `key` of the caller's making, the same change again changes nothing and returns the memory, until 16 other
+    changes of the memory or its removal came between.
     """
 
     def __init__(self, store: Store | StoreSource, *, principal: str = "local") -> None:
@@ -29,10 +31,16 @@ class MemoryStore:
         self._principal = principal
 
     async def add(
-        self, path: str, content: str, *, actor_id: str | None = None, session_id: str | None = None
+        self,
+        path: str,
+        content: str,
+        *,
+        key: str | None = None,
+        actor_id: str | None = None,
+        session_id: str | None = None,
     ) -> Memory:
         """Store a memory at a path that has none. Raises Conflict (`memory_exists`)."""
-        return await self._write("add", path, content, actor_id, session_id)
+        return await self._write("add", path, content, actor_id, session_id, key)
 
     async def put(
         self,
@@ -44,18 +52,20 @@ class MemoryStore:
         actor_id: str | None = None,
         session_id: str | None = None,
     ) -> Memory:
-        """Store a memory, whatever was at the path; with `append`, behind what is there.
-
-        With a `key` of the caller's making, the same change again changes nothing, until 16 other changes of the memory
-        or its removal came between.
-        """
+        """Store a memory, whatever was at the path; with `append`, behind what is there."""
         return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
 
     async def update(
-        self, path: str, content: str, *, actor_id: str | None = None, session_id: str | None = None
+        self,
+        path: str,
+        content: str,
+        *,
+        key: str | None = None,
+        actor_id: str | None = None,
+        session_id: str | None = None,
     ) -> Memory:
         """Replace the content of a memory. Raises NotFound."""
-        return await self._write("update", path, content, actor_id, session_id)
+        return await self._write("update", path, content, actor_id, session_id, key)
 
     async def get(self, path: str, *, actor_id: str | None = None, session_id: str | None = None) -> Memory:
         """Return a memory. Raises NotFound."""
@@ -105,7 +115,7 @@ class MemoryStore:
         content: str,
         actor_id: str | None,
         session_id: str | None,
-        key: str | None = None,
+        key: str | None,
     ) -> Memory:
         where, text = self._key(path, actor_id, session_id), _content(content)
         token = uuid.uuid4().hex if key is None else ids.name(key, "key")
