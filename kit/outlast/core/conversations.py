@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.core.times import milliseconds
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -64,3 +66,25 @@ class MemorySearchResult:
 
     memory: Memory
     score: float
+
+
+def session_of_json(value: Mapping[str, Any]) -> Session:
+    """Read a session as the HTTP API shows it."""
+    return Session(
+        value["id"], value["agent"], value["actor_id"], value["parent"], value["root"], value["forked_from"],
+        value["labels"], value["active"], milliseconds(value["created_at"]), milliseconds(value["last_activity"]),
+    )  # fmt: skip
+
+
+def item_of_json(value: Mapping[str, Any]) -> SessionItem:
+    """Read an item as the HTTP API shows it."""
+    at = milliseconds(value["created_at"])
+    return SessionItem(value["id"], value["position"], value["content"], at, value["invocation_id"])
+
+
+def memory_of_json(value: Mapping[str, Any]) -> Memory:
+    """Read a memory as the HTTP API shows it."""
+    return Memory(
+        value["path"], value["content"], value["actor_id"], value["session_id"],
+        milliseconds(value["created_at"]), milliseconds(value["updated_at"]),
+    )  # fmt: skip
