@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from outlast import AgentClient, DurableAgentServer
 from outlast.core import faults
 from outlast.core.records import Request
 from outlast.engine import AgentHandlers, Engine, EngineSettings
 from outlast.store import Store
 from outlast.store.statements import Lost
+from outlast.testing.serving import ServerThread
 
 pytest_plugins = ["outlast.testing.pytest_plugin"]
 
@@ -28,6 +30,22 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     opened.worker = "w1"
     yield opened
     await opened.close()
+
+
+@pytest.fixture(params=["in process", "over HTTP"])
+async def served(request: pytest.FixtureRequest, store: Store, store_url: str) -> AsyncIterator[AgentClient | None]:
+    """A client of a server on the test's database; None in the half of the tests that asks the stores directly.
+
+    What a store does in process, it does over HTTP: the same tests say so.
+    """
+    if request.param == "in process":
+        yield None
+        return
+    handlers = AgentHandlers(lambda context: None)
+    app = DurableAgentServer(agents=dict.fromkeys(("agent", "support", "a"), handlers), store=store_url)
+    with ServerThread(app) as server:
+        async with AgentClient(server.url, agent="agent") as client:
+            yield client
 
 
 def _request(session_id: str | None = None, **options: Any) -> Request:

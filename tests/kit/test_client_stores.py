@@ -62,10 +62,13 @@ async def stored(client: AgentClient) -> tuple[Any, ...]:
     return origins, items, [(one.path, one.content) for one in await client.memory.list()]
 
 
+HEAD = '{"type": "session", "id": "exported", "agent": "agent", "actor_id": "ann", "labels": {}}'
+ITEM = '{"type": "item", "id": "i", "content": {"n": 7}}'
 SAFE: dict[str, Callable[[AgentClient], Awaitable[Any]]] = {
     "create": lambda client: client.sessions.create(),
     "fork": lambda client: client.sessions.fork("s"),
     "append": lambda client: client.sessions.append("s", [{"n": 3}]),
+    "import": lambda client: client.sessions.import_([HEAD, ITEM]),
     "label": lambda client: client.sessions.update("s", labels={"a": None, "b": "2"}),
     "delete": lambda client: client.sessions.delete("s"),
     "add": lambda client: client.memory.add("new", "two"),
@@ -92,6 +95,9 @@ async def test_a_change_whose_connection_broke_is_made_once_and_answered(
         case "fork":
             assert (origins, items) == ([("s", {}), *before[0]], [[1, 2], [1, 2]])
             assert answer == await client.sessions.get(answer.id)
+        case "import":
+            assert (origins, items) == ([(None, {}), *before[0]], [[7], *before[1]])
+            assert answer.id == "exported"
         case "append":
             assert items == [[1, 2, 3]]
             assert list(answer) == [item async for item in client.sessions.items("s", after=2)]
@@ -181,6 +187,10 @@ def test_every_method_works_without_asyncio(url: str) -> None:
         assert sessions.update("copy", labels={"try": None}).labels == {}
         assert sessions.pop("s") == next(sessions.items("copy", newest_first=True))
         assert sessions.clear("s") == 249
+        assert [item.content for item in sessions.items("copy", limit=1)] == [{"n": 0}]
+        lines = list(sessions.export("copy"))
+        assert sessions.import_([f"{line}\n" for line in lines], id="imported").id == "imported"
+        assert [item.id for item in sessions.items("imported")] == [item.id for item in sessions.items("copy")]
         sessions.delete("s", force=True)
         assert memory.add("a", "tea") == memory.get("a")
         memory.put("a", ", green", append=True)

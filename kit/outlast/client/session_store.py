@@ -7,7 +7,16 @@ from urllib.parse import quote
 
 from outlast.client.transport import Transport
 from outlast.core import ids
-from outlast.core.conversations import Session, SessionItem, SessionPage, item_of_json, session_of_json
+from outlast.core.conversations import (
+    JSON_LINES,
+    Session,
+    SessionItem,
+    SessionPage,
+    item_line,
+    item_of_json,
+    session_line,
+    session_of_json,
+)
 from outlast.core.portal import Blocking, blocking, iterating
 
 PAGE = 100
@@ -18,8 +27,8 @@ class RemoteSessionStore:
     """The sessions of whoever the client is, on its server. Get it as `client.sessions`.
 
     The methods are those of `outlast.sessions.SessionStore` and raise the same; besides, each raises ServerUnreachable. A
-    connection that breaks is waited out: a repeat of `create`, `append`, `fork`, `update` and `delete` changes nothing.
-    `pop` and `clear` cannot be repeated safely, so they raise AnswerLost when it is unknown whether they were done.
+    connection that breaks is waited out: a repeat changes nothing. `pop` and `clear` cannot be repeated safely, so they
+    raise AnswerLost when it is unknown whether they were done.
     """
 
     def __init__(self, transport: Transport, agent: str | None) -> None:
@@ -155,6 +164,27 @@ class RemoteSessionStore:
         """
         await self._transport.delete(session_path(id), params={"force": force})
 
+    async def export(self, id: str) -> AsyncIterator[str]:
+        """Give a session as lines of JSON: the session, then each item."""
+        yield session_line(await self.get(id))
+        async for item in self.items(id):
+            yield item_line(item)
+
+    async def import_(self, lines: Sequence[str], *, id: str | None = None) -> Session:
+        """Store what `export` gave as a new session, all or nothing, and return it. `id` is another name for it.
+
+        Raises InvalidRequest that names the line, or (`body_too_large`) where the server takes no more, and Conflict
+        (`session_exists`).
+        """
+        query = {} if id is None else {"id": ids.session_id(id)}
+        text = "\n".join(line.replace("\n", " ") for line in lines)
+        # A lone surrogate becomes bytes that the server refuses, with the number of the line.
+        content = text.encode(errors="surrogatepass")
+        headers = {"Content-Type": JSON_LINES}
+        return session_of_json(
+            await self._transport.json("POST", SESSIONS, params=query, content=content, headers=headers)
+        )
+
 
 class SyncRemoteSessionStore(Blocking[RemoteSessionStore]):
     """The same for code without asyncio; every method blocks."""
@@ -170,6 +200,8 @@ class SyncRemoteSessionStore(Blocking[RemoteSessionStore]):
     clear = blocking(RemoteSessionStore.clear)
     fork = blocking(RemoteSessionStore.fork)
     delete = blocking(RemoteSessionStore.delete)
+    export = iterating(RemoteSessionStore.export)
+    import_ = blocking(RemoteSessionStore.import_)
 
 
 def session_path(id: str) -> str:

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.core import jsontext
 from outlast.core.times import milliseconds
+
+JSON_LINES = "application/jsonl"
+"""The media type of an export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,21 @@ class MemorySearchResult:
 
     memory: Memory
     score: float
+
+
+def session_line(session: Session) -> str:
+    """Return a session as the first line of an export."""
+    return jsontext.encode(
+        {
+            "type": "session", "id": session.id, "agent": session.agent, "actor_id": session.actor_id,
+            "labels": dict(session.labels),
+        }
+    )  # fmt: skip
+
+
+def item_line(item: SessionItem) -> str:
+    """Return an item as a line of an export."""
+    return jsontext.encode({"type": "item", "id": item.id, "content": item.content})
 
 
 def session_of_json(value: Mapping[str, Any]) -> Session:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from outlast.core.conversations import JSON_LINES
 from outlast.core.records import Kind, OnActive, Status
 from outlast.sessions.memory import MAX_CONTENT, MOST_FOUND, MOST_LISTED
 
@@ -260,7 +261,13 @@ _PATHS |= {
             "create_session",
             "201",
             _json("Session"),
-            requestBody=_fields(id=_NAME, agent=_NAME, actor_id=_NAME, parent=_NAME, labels=_LABELS),
+            requestBody={
+                "content": {
+                    **_fields(id=_NAME, agent=_NAME, actor_id=_NAME, parent=_NAME, labels=_LABELS)["content"],
+                    JSON_LINES: {"schema": {"type": "string", "description": "What was exported."}},
+                }
+            },
+            parameters=[_query("id", _NAME, "Another name for what was exported.")],
         ),
         "get": _of_sessions(
             "List sessions, newest first. `labels.<label>=<value>` filters by a label.",

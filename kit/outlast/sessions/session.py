@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
-from outlast.core.conversations import Session, SessionItem, SessionPage
+from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, session_line
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
@@ -190,15 +190,9 @@ class SessionStore:
 
     async def export(self, id: str) -> AsyncIterator[str]:
         """Give a session as lines of JSON: the session, then each item."""
-        session = await self.get(id)
-        yield jsontext.encode(
-            {
-                "type": "session", "id": session.id, "agent": session.agent, "actor_id": session.actor_id,
-                "labels": dict(session.labels),
-            }
-        )  # fmt: skip
+        yield session_line(await self.get(id))
         async for item in self.items(id):
-            yield jsontext.encode({"type": "item", "id": item.id, "content": item.content})
+            yield item_line(item)
 
     async def import_(self, lines: Sequence[str], *, id: str | None = None) -> Session:
         """Store what `export` gave as a new session, all or nothing, and return it. `id` is another name for it.
