@@ -17,6 +17,15 @@ from outlast.testing.serving import ServerThread
 pytest_plugins = ["outlast.testing.pytest_plugin"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take the tests over HTTP on PostgreSQL for slow: each of the two is among the quick ones without the other."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if (parameters.get("served"), parameters.get("store_url")) == ("over HTTP", "postgresql"):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
