@@ -5,7 +5,9 @@ from typing import Any, Self
 
 import httpx
 
+from outlast.client.memory_store import RemoteMemoryStore, SyncRemoteMemoryStore
 from outlast.client.session import RemoteSession, SyncRemoteSession
+from outlast.client.session_store import RemoteSessionStore, SyncRemoteSessionStore
 from outlast.client.transport import Transport
 from outlast.core.portal import portal
 
@@ -18,7 +20,8 @@ class AgentClient:
 
     `agent` names one of several agents of the server. `timeout` is how long, in seconds, an answer may be silent (the
     server sends a sign of life every 15 s), `patience` how long a server that cannot be reached is tried again. `http` is a
-    client of your own, with its own base URL and timeouts.
+    client of your own, with its own base URL and timeouts. `sessions` and `memory` have the methods of `SessionStore` and
+    `MemoryStore`.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class AgentClient:
         self._http = http or httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
         self._transport = Transport(self._http, patience)
         self._agent = agent
+        self.sessions = RemoteSessionStore(self._transport, agent)
+        self.memory = RemoteMemoryStore(self._transport)
 
     def session(self, id: str | None = None) -> RemoteSession:
         """Return a conversation; without an id, one whose runs do not know each other."""
@@ -78,6 +83,8 @@ class SyncAgentClient:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._client = AgentClient(base_url, agent=agent, token=token, timeout=timeout, patience=patience)
+        self.sessions = SyncRemoteSessionStore(self._client.sessions)
+        self.memory = SyncRemoteMemoryStore(self._client.memory)
 
     def session(self, id: str | None = None) -> SyncRemoteSession:
         return self._client.session(id).sync

@@ -44,12 +44,12 @@ def flag(query: Mapping[str, str], name: str) -> bool:
     return query.get(name) == "true"
 
 
-def limit(text: str | None) -> int:
+def limit(text: str | None, *, most: int = LARGEST_PAGE) -> int:
     """Return the size of a page."""
     if text is None:
         return PAGE
-    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
+    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= most:
+        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
     return int(text)
 
 

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from outlast.core import ids, jsontext
+from outlast.core.conversations import JSON_LINES
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
 from outlast.core.records import OnActive
 from outlast.core.resume import ResumePoint
@@ -62,6 +63,14 @@ class Sessions:
         ]
 
     async def create(self, request: Request) -> Response:
+        """Make a session, or store what was exported, under its own name or that in the query."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON_LINES:
+            query = parameters.query(request, ("id",))
+            lines = (await self._body(request)).split(b"\n")
+            imported = await self._store(request).import_(
+                [line.decode(errors="surrogateescape") for line in lines], id=query.get("id")
+            )
+            return json_answer(_session(imported), 201)
         fields = await self._fields(request, "id", "agent", "actor_id", "parent", "labels")
         made = await self._store(request).create(
             fields.get("id"),
@@ -222,8 +231,11 @@ class Sessions:
 
     async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
         """Return the fields of a body; no body is one without fields."""
-        raw = await body.read(request, self._server.runtime().settings.max_body_bytes)
+        raw = await self._body(request)
         return accept.fields(jsontext.parse(raw) if raw else {}, frozenset(known))
+
+    async def _body(self, request: Request) -> bytes:
+        return await body.read(request, self._server.runtime().settings.max_body_bytes)
 
 
 class _OfOneSession:
