@@ -1,6 +1,8 @@
 """Sessions and memories through the clients. What the methods do is in the tests of the stores, which run over HTTP too."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,9 +12,11 @@ from outlast import Agent, AgentClient, DurableAgentServer, SyncAgentClient
 from outlast.client import AnswerLost
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.testing.scripted import ScriptedModel
-from outlast.testing.serving import ServerThread
+from outlast.testing.serving import ServerProcess, ServerThread
 
 pytestmark = pytest.mark.anyio
+
+APP = Path(__file__).resolve().parent / "server_app.py"
 
 
 @pytest.fixture
@@ -155,6 +159,29 @@ async def test_a_pop_that_was_refused_for_now_is_repeated_only_if_it_was_not_beg
             with pytest.raises(AnswerLost):
                 await client.sessions.pop("s")
     assert len(answers) == (0 if repeated else 1)
+
+
+@pytest.mark.slow
+async def test_changes_through_a_server_that_is_killed_are_made_once(store_url: str, tmp_path: Path) -> None:
+    server = ServerProcess.serving(f"{APP}:app", store_url, log=tmp_path / "log")
+    with server:
+        async with AgentClient(server.url, patience=60) as client:
+            await client.sessions.create("s")
+
+            async def change() -> None:
+                for number in range(300):
+                    await client.sessions.append("s", [{"n": number}])
+                    await client.memory.put("log", f"{number} ", append=True)
+
+            changing = asyncio.create_task(change())
+            for position in (50, 120, 200):
+                while not [item async for item in client.sessions.items("s", after=position - 1, limit=1)]:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+            await changing
+            assert [item.content["n"] async for item in client.sessions.items("s")] == [*range(300)]
+            assert (await client.memory.get("log")).content.split() == [str(number) for number in range(300)]
 
 
 @pytest.mark.parametrize("id", [".", "..", "a/../b", "\u00e9 ?#%2F", "items"])
