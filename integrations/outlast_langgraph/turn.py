@@ -17,14 +17,14 @@ from langgraph.constants import END, START
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
-from outlast.adapters.journal import Outcome, ToolCall
+from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
 from outlast.adapters.run import Run
 from outlast.core.errors import AgentResumeError, RunFailed
-from outlast.core.records import CallState, Interrupt
+from outlast.core.records import CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
-from outlast_langgraph import seams
+from outlast_langgraph import asking, seams
 from outlast_langgraph.graph import GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
@@ -91,7 +91,7 @@ class LangGraphTurn:
     @at_the_border
     async def result(self) -> Result | None:
         snapshot = await self._state()
-        return self._result(snapshot) if self._is_over(snapshot) else None
+        return await self._result(snapshot) if self._is_over(snapshot) else None
 
     def _is_over(self, snapshot: StateSnapshot) -> bool:
         """`next` is empty also when the last step is written but not committed, or while calls are being closed."""
@@ -119,6 +119,7 @@ class LangGraphTurn:
     async def _begin(self, values: dict[str, Any]) -> Result:
         """Add the input, and before it, in the same step, the answers of calls that an earlier run left open."""
         snapshot = await self._state()
+        await asking.close(self._run)
         if self._graph.messages_key is not None and snapshot.metadata is not None:
             self._refuse_known_ids(snapshot, values)
             closing = await self._close(snapshot)
@@ -136,12 +137,7 @@ class LangGraphTurn:
         """Hand the answers of a person to the graph that waits for them."""
         if not snapshot.interrupts:
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
-        answers = value.get("answers") if isinstance(value, Mapping) and set(value) == {"answers"} else None
-        if answers is None and len(snapshot.interrupts) > 1:
-            raise RunFailed(
-                "answer_ambiguous", 'several questions are open; answer with {"resume": {"answers": {"<id>": …}}}'
-            )
-        return await self._go(Command(resume=value if answers is None else answers))
+        return await self._go(Command(resume=await asking.answer(self._run, snapshot.interrupts, value)))
 
     # Go on ----------------------------------------------------------------------------------------------------------
 
@@ -149,7 +145,7 @@ class LangGraphTurn:
     async def go_on(self) -> Result:
         snapshot = await self._committed(await self._state())
         if snapshot.interrupts and await self._has_asked(snapshot):
-            return self._result(snapshot)
+            return await self._result(snapshot)
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -174,7 +170,10 @@ class LangGraphTurn:
         point = self._point(snapshot)
         match point.kind:
             case ResumeKind.AWAIT_APPROVAL:
-                raise AgentResumeError("awaiting_approval")
+                if await asking.waits(self._run):
+                    raise AgentResumeError("awaiting_approval")
+                # Everything was answered, and the run that brought the answers failed: its node is entered again.
+                return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)
             case ResumeKind.CONTINUE_RESPONSE:
@@ -186,8 +185,11 @@ class LangGraphTurn:
                     await self._graph.guarded.aupdate_state(self._at(snapshot), {}, as_node=START)
                 return await self.go_on()
 
+    @at_the_border
     async def close(self, answer: Outcome) -> None:
-        """Leave open calls to the next input, which closes them in its own checkpoint."""
+        snapshot = await self._committed(await self._state())
+        for at, calls in self._open(snapshot):
+            await self._answer_for(at, calls, answer)
 
     def _point(self, snapshot: StateSnapshot) -> ResumePoint:
         return self._graph.point(snapshot)
@@ -229,7 +231,7 @@ class LangGraphTurn:
         nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
         return any(seams.answers_calls(nodes.get(task.name)) for task in at.tasks if not task.result)
 
-    async def _answer_for(self, at: StateSnapshot, opened: OpenCalls) -> None:
+    async def _answer_for(self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED) -> None:
         """Write the answers in the name of the node that would have run the tools."""
         nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
         name = next((name for name, node in nodes.items() if seams.holds_tool_node(node.bound)), None)
@@ -238,20 +240,26 @@ class LangGraphTurn:
             if len(open_nodes) != 1:
                 raise RunFailed("cannot_recover", "it is unknown which node of the graph answers tool calls")
             name = open_nodes[0]
-        answers = await self._answers(at, opened)
+        answers = await self._answers(at, opened, otherwise)
         if any(task.result for task in at.tasks):
             # Keeps what finished tasks wrote and drops the rest. Without such a task one update is one commit.
             await self._graph.guarded.aupdate_state(self._at(at), None, as_node=END)
         await self._graph.guarded.aupdate_state(self._at(at), {self._key: answers}, as_node=name)
 
-    async def _answers(self, at: StateSnapshot, opened: OpenCalls) -> list[ToolMessage]:
-        """One result for each open call: the journal's, where it has one."""
-        known = {row.key for row in await self._run.journal.rows()}
+    async def _answers(
+        self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED
+    ) -> list[ToolMessage]:
+        """One result for each open call: the journal's, where it has one; that nobody approved it, where it was asked."""
+        known, undecided = {row.key for row in await self._run.journal.rows()}, await self._run.history.undecided()
         proven, answers = self._is_proven(at), []
         for call in opened.calls:
             call = next((noted for noted in self._by_backstop(at, call) if noted.key in known), call)
             self._observer.told.add(call.call_id)
-            answers.append(message_of(call, await self._run.journal.close(call, proven=proven)))
+            if (answer := asking.unapproved(undecided, call)) is not None:
+                answers.append(message_of(call, await self._run.journal.decided(call, answer)))
+                continue
+            outcome = await self._run.journal.close(call, proven=proven, otherwise=otherwise)
+            answers.append(message_of(call, outcome))
         return answers
 
     def _by_backstop(self, at: StateSnapshot, call: ToolCall) -> Iterator[ToolCall]:
@@ -337,7 +345,7 @@ class LangGraphTurn:
                 self._observer.take(namespace, mode, payload)
         finally:
             self._observer.end()
-        return self._result(await self._state())
+        return await self._result(await self._state())
 
     async def _state(self) -> StateSnapshot:
         return await self._graph.state(self._config)
@@ -359,12 +367,12 @@ class LangGraphTurn:
 
     # Result ---------------------------------------------------------------------------------------------------------
 
-    def _result(self, snapshot: StateSnapshot) -> Result:
+    async def _result(self, snapshot: StateSnapshot) -> Result:
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
         if snapshot.interrupts:
-            return interrupt_of(snapshot)
+            return await asking.ask(self._run, snapshot.interrupts)
         last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         return output(
             text=last.text if last is not None else "",
@@ -380,35 +388,6 @@ class LangGraphTurn:
         human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
         start = (own or human or [-1])[-1]
         return list(messages[start + 1 :])
-
-
-def interrupt_of(snapshot: StateSnapshot) -> Interrupt:
-    """Say what a waiting graph waits for."""
-    approvals: list[dict[str, Any]] = []
-    questions: list[dict[str, Any]] = []
-    for interrupt in snapshot.interrupts:
-        value = interrupt.value
-        if isinstance(value, Mapping) and "action_requests" in value:
-            approvals += _approvals(interrupt.id, value)
-        else:
-            questions.append({"id": interrupt.id, "value": value})
-    reason = "approval_required" if approvals else "input_required"
-    return Interrupt(reason, tuple(approvals), tuple(questions))
-
-
-def _approvals(id: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    configs = {config.get("action_name"): config for config in value.get("review_configs", [])}
-    return [
-        {
-            "id": f"{id}:{index}",
-            "interrupt_id": id,
-            "name": request["name"],
-            "arguments": request.get("args") or request.get("arguments"),
-            "description": request.get("description"),
-            "allowed": list(configs.get(request["name"], {}).get("allowed_decisions", [])),
-        }
-        for index, request in enumerate(value["action_requests"])
-    ]
 
 
 def _invocation(snapshot: StateSnapshot) -> object:

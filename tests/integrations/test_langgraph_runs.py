@@ -329,7 +329,7 @@ def test_approval_interrupts_and_an_approved_call_runs_once(store_url: str) -> N
         (approval,) = asked.interrupt["approvals"]
         assert (approval["name"], approval["arguments"]) == ("pay", {"x": 1})
         assert ran == []
-        done = await chat.run({"resume": {"decisions": [{"type": "approve"}]}})
+        done = await chat.run({"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}})
         assert (done.text, ran) == ("Done.", [1])
 
     run(talk, store_url)

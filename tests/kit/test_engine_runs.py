@@ -5,13 +5,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outlast.core import jsontext
-from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotFound, NotJSON, RunFailed, StoreError
-from outlast.core.records import Interrupt, OnActive, Request, Status
+from outlast.core.errors import (
+    Conflict,
+    EffectFailed,
+    Gone,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    NotJSON,
+    RunFailed,
+    StoreError,
+    StoreUnavailable,
+)
+from outlast.core.records import Interrupt, Invocation, OnActive, Request, Status
 from outlast.engine import AgentHandlers, Draining, Engine, EngineSettings, InvocationContext
 from outlast.store import journal
 from outlast.store.statements import Statement
@@ -98,6 +110,50 @@ async def test_emitting_after_the_end_is_refused(running: Running, make_request:
         await ended(engine, make_request())
         with pytest.raises(LeaseLost):
             await kept[0].emit(1)
+
+
+async def test_using_the_context_of_another_run_fails_the_run_that_does(running: Running, make_request: Make) -> None:
+    kept: list[InvocationContext] = []
+
+    async def invoke(context: InvocationContext) -> None:
+        kept.append(context)
+        await kept[0].emit(context.input)
+
+    async with running(invoke) as engine:
+        first = await ended(engine, make_request(input=1))
+        assert error_of(await ended(engine, make_request(input=2)))["code"] == "lease_lost"
+        assert await engine.store.read.last_position(first.number) == 1
+
+
+async def test_a_worker_that_cannot_have_a_lock_file_works_without(
+    running: Running, make_request: Make, quick: EngineSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lock only makes the death of a worker known sooner; the disk may be read-only."""
+    (tmp_path / "file").touch()
+
+    async def invoke(context: InvocationContext) -> Any:
+        return [worker.lock_file for worker in await context.store.read.workers()]
+
+    async with running(invoke, settings=replace(quick, state_dir=tmp_path / "file" / "locks")) as engine:
+        assert (await ended(engine, make_request())).output == "[null]"
+    assert "there can be no lock file" in caplog.text
+
+
+async def test_a_final_record_does_not_stay_in_memory(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records hold inputs and outputs, of any size."""
+    monkeypatch.setattr("outlast.engine.engine.FINAL_SECONDS", 0.05)
+
+    async def invoke(context: InvocationContext) -> None:
+        return None
+
+    async with running(invoke) as engine:
+        id = (await ended(engine, make_request())).id
+        async with asyncio.timeout(20):
+            while any(isinstance(one, Invocation) and one.id == id for one in gc.get_objects()):
+                await asyncio.sleep(0.05)
+        assert (await engine.get("local", id)).status is Status.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -289,6 +345,48 @@ async def test_on_active_cancel_ends_what_runs_first(running: Running, make_requ
         run = await ended(engine, make_request("s", input="now", on_active=OnActive.CANCEL))
         assert run.status is Status.COMPLETED
         assert [error_of(await engine.wait(old))["code"] for old in before] == ["cancelled", "cancelled"]
+
+
+async def test_a_refused_request_cancels_nothing(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    agents = {"a": AgentHandlers(invoke), "b": AgentHandlers(invoke)}
+    async with running(agents=agents) as engine:
+        deleted = make_request("s", on_active=OnActive.CANCEL)
+        await engine.accept(deleted)
+        await engine.cancel("local", deleted.id)
+        await engine.wait(await engine.get("local", deleted.id))
+        await engine.delete("local", deleted.id)
+        run = await engine.accept(make_request("s"))
+        with pytest.raises(Gone):
+            await engine.accept(deleted)
+        with pytest.raises(Conflict, match="belongs to the agent 'a'"):
+            await engine.accept(make_request("s", agent="b", on_active=OnActive.CANCEL))
+        found = await engine.get("local", run.id)
+        assert (found.status, found.cancel) == (Status.RUNNING, None)
+
+
+async def test_a_repeat_cancels_what_the_first_try_did_not(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        if context.input == "long":
+            await asyncio.Event().wait()
+
+    async with running(invoke) as engine:
+        before = await engine.accept(make_request("s", input="long"))
+        request = make_request("s", input="now", on_active=OnActive.CANCEL)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "cancel", unavailable)
+            with pytest.raises(StoreUnavailable):
+                await engine.accept(request)
+        assert (await ended(engine, request)).status is Status.COMPLETED
+        assert error_of(await engine.wait(before))["code"] == "cancelled"
+
+
+async def unavailable(*_: object) -> None:
+    raise StoreUnavailable("the database does not answer")
 
 
 async def test_a_run_longer_than_its_limit_is_ended(running: Running, make_request: Make) -> None:

@@ -27,6 +27,8 @@ def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> No
     assert client.post(API, json={**name, "content": "x"}).json()["code"] == "memory_exists"
     for _ in range(2):
         client.put(f"{API}/entry", params=name, json={"content": ", green", "append": True, "key": "k"})
+    refused = client.put(f"{API}/entry", params=name, json={"content": ", black", "append": True, "key": "k"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_conflict")
     assert client.get(f"{API}/entry", params=name).json()["content"] == "likes tea, green"
     (found,) = client.get(f"{API}/search", params={"q": "liking green", "actor_id": "ann"}).json()["items"]
     assert (found["memory"]["path"], found["score"] > 0) == ("notes/food", True)
@@ -35,6 +37,37 @@ def test_a_memory_is_added_changed_found_and_removed(client: httpx.Client) -> No
     assert client.patch(f"{API}/entry", params=name, json={"content": "coffee"}).json()["content"] == "coffee"
     assert client.delete(f"{API}/entry", params=name).status_code == 204
     assert client.get(f"{API}/entry", params=name).status_code == 404
+
+
+# BR-66
+def test_any_text_is_a_query(client: httpx.Client) -> None:
+    client.post(API, json={"path": "it", "content": "it's in gateway/run.py, ask user@host: e=mc2 #tag 50% (C++)"})
+    for query in ("it's", "gateway/run.py", "user@host", "e=mc2", "#tag", "50%", "C++", '"unclosed tag', "tag " * 2500):
+        items = client.get(f"{API}/search", params={"q": query}).json()["items"]
+        assert [one["memory"]["path"] for one in items] == ["it"], query
+    for query in ("a AND", "NEAR(", "/", "*", "col:x", ""):
+        assert client.get(f"{API}/search", params={"q": query}).json()["items"] == []
+
+
+def test_memories_are_listed_page_by_page(client: httpx.Client) -> None:
+    names = [("a\u00e9", None), ("a\u00e9", "s/1"), ("b", None), ("\u6771", "s")]
+    for path, session_id in names:
+        client.post(API, json={"path": path, "session_id": session_id, "content": "x"})
+    listed: list[Any] = []
+    query: dict[str, Any] = {"limit": 1}
+    while len(listed) < 9:
+        page = client.get(API, params=query).json()
+        listed += [(one["path"], one["session_id"]) for one in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert listed == names
+
+
+@pytest.mark.parametrize("cursor", ["7", "YQ", "YQ==", "Cg==", "YQoBAQ==", "/w==", "\u6771"])
+def test_a_cursor_that_no_page_gave_is_refused(client: httpx.Client, cursor: str) -> None:
+    answer = client.get(API, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_cursor", "cursor")
 
 
 @pytest.mark.parametrize(

@@ -189,13 +189,16 @@ def test_the_larger_cursor_counts(client: httpx.Client) -> None:
     assert [one.event for one in frames(client.get(url, params={"after": 10}).text)] == ["end"]
 
 
+JSON = "application/json"
+
+
 @pytest.mark.parametrize("cursor", ["x", "-1", "1.5", "1 2", "\u0661", "11", "9" * 30, "1e1", "0x1", "5.1"])
 def test_a_cursor_that_nobody_gave_is_refused_before_any_header(client: httpx.Client, gate: str, cursor: str) -> None:
     for url in (start(client, count=10), start(client, count=10, gate=gate)):
         give_up = time.monotonic() + 20
         while len(stored_now(client, url)) < 10:
             assert time.monotonic() < give_up
-        answers = [client.get(url, params={"after": cursor})]
+        answers = [client.get(url, params={"after": cursor}, headers={"Accept": accepted}) for accepted in ("*/*", JSON)]
         if cursor.isascii():
             answers.append(client.get(url, params={"after": "1"}, headers={"Last-Event-ID": cursor}))
         for answer in answers:

@@ -1,14 +1,16 @@
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 
 from outlast import Agent, open_store
 from outlast.adapters import MEMORY_TOOLS
-from outlast.core.errors import Conflict, InvalidRequest, NotFound
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from outlast.sessions import MemoryStore, SessionStore
 from outlast.sessions.memory import MAX_CONTENT
 from outlast.store import Store
@@ -61,6 +63,17 @@ async def test_an_append_with_a_key_happens_once(memory: MemoryStore) -> None:
     assert (await memory.get("log")).content == "x"
 
 
+async def test_a_key_is_refused_for_another_change(memory: MemoryStore) -> None:
+    await memory.put("log", "x\ud800", key="k")
+    for change in ({"content": "y"}, {"content": "x\ud800", "append": True}):
+        with pytest.raises(Conflict) as caught:
+            await memory.put("log", key="k", **change)
+        assert caught.value.code == "idempotency_conflict"
+    await memory.put("log", "y", append=True)
+    assert (await memory.put("log", "x\ud800", key="k")).content == "x\ud800y"
+    assert (await memory.put("other", "y", key="k")).content == "y"
+
+
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     memory: MemoryStore, lost_once: Lose, moment: str
@@ -98,6 +111,26 @@ async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store
     assert await found(memory, "milk water") == []
 
 
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+async def test_what_is_kept_for_a_session_goes_with_it(
+    store: Store, memory: MemoryStore, lost_once: Lose, moment: str
+) -> None:
+    sessions, bob = SessionStore(store), MemoryStore(store, principal="bob")
+    await sessions.create("s")
+    await sessions.create("child", parent="s")
+    for session_id in ("s", "child", None, "no session"):
+        await memory.put("a", "tea", session_id=session_id)
+    await memory.put("a", "tea", session_id="s", actor_id="ann")
+    await bob.put("a", "tea", session_id="s")
+    with lost_once(f"session.delete.{moment}"):
+        await sessions.delete("s", force=True)
+    await sessions.create("s")
+    assert [one.session_id for one in await memory.list()] == [None, "no session"]
+    assert [one.memory.session_id for one in await memory.search("tea")] == ["no session", None]
+    assert (await found(memory, "tea", session_id="s"), await found(memory, "tea", actor_id="ann")) == ([], [])
+    assert [one.session_id for one in await bob.list()] == ["s"]
+
+
 async def test_memories_are_listed_by_the_beginning_of_their_path(memory: MemoryStore) -> None:
     for path in ("notes/b", "notes/a", "note%", "n_tes", "other"):
         await memory.put(path, "x")
@@ -110,6 +143,28 @@ async def test_memories_are_listed_by_the_beginning_of_their_path(memory: Memory
     assert await memory.list("other", "notes/") == []
 
 
+async def test_a_long_list_is_read_in_parts_in_the_order_of_code_points(memory: MemoryStore) -> None:
+    names = [
+        ("A", None),
+        ("B", "s"),
+        ("a b", None),
+        ("a b", "S"),
+        ("a b", "s"),
+        ("a-c", None),
+        ("\u00e4", None),
+        ("\uff41", None),
+        ("\U00010000", None),
+    ]
+    for path, session_id in reversed(names):
+        await memory.put(path, "x", session_id=session_id)
+    read: list[tuple[str, str | None]] = []
+    while part := await memory.list(after=read[-1] if read else None, limit=2):
+        read += [(one.path, one.session_id) for one in part]
+    assert read == names
+    assert [one.path for one in await memory.list(path_prefix="a", after=("a b", "S"))] == ["a b", "a-c"]
+    assert [one.path for one in await memory.list(session_id="s", after=("B", None))] == ["B", "a b"]
+
+
 async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
     await memory.put("one", "She runs every morning, and running makes her happy.")
     await memory.put("two", "He walks to work.")
@@ -119,6 +174,61 @@ async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: Memo
     assert (await found(memory, "running in the morning"))[0] == "one"
     assert set(await found(memory, "morning")) == {"one", "three"}
     assert await found(memory, "morning", limit=1) == (await found(memory, "morning"))[:1]
+
+
+async def scores(memory: MemoryStore, text: str, **options: Any) -> dict[str, float]:
+    return {one.memory.path: one.score for one in await memory.search(text, **options)}
+
+
+async def test_a_word_counts_the_less_the_more_of_the_actors_memories_have_it(memory: MemoryStore) -> None:
+    await memory.put("a", "tea in the morning")
+    await memory.put("b", "tea, tea, tea")
+    await memory.put("c", "tea with sugar")
+    await memory.put("d", "sugar", session_id="s")
+    assert await scores(memory, "sugar tea at the lake") == {
+        "a": 1.333333333,
+        "c": 0.833333333,
+        "d": 0.5,
+        "b": 0.333333333,
+    }
+    assert list(await scores(memory, "sugar tea at the lake")) == ["a", "c", "d", "b"]
+    assert await scores(memory, "sugar tea", session_id="s") == {"d": 1}
+
+
+async def test_a_score_tells_nothing_of_the_memories_of_others(store: Store, memory: MemoryStore) -> None:
+    await memory.put("a", "tea and sugar")
+    await memory.put("b", "coffee")
+    before = await memory.search("tea coffee secret")
+    for other in (memory, MemoryStore(store, principal="bob")):
+        for number in range(5):
+            await other.put(f"{number}", "secret tea, coffee", actor_id="bob")
+    assert await memory.search("tea coffee secret") == before
+
+
+async def test_forms_of_one_word_count_once_and_equals_come_newest_first(memory: MemoryStore) -> None:
+    await memory.put("one", "she runs")
+    await memory.put("two", "tea")
+    await memory.put("one", ", again", append=True)
+    for query in ("run tea", "run tea running RUNS", "tea runs running"):
+        assert await scores(memory, query) == {"one": 1, "two": 1}
+        assert await found(memory, query) == ["one", "two"]
+
+
+async def test_a_longer_run_of_japanese_finds_what_has_a_part_of_it_the_best_first(memory: MemoryStore) -> None:
+    await memory.put("tower", "\u6771\u4eac\u30bf\u30ef\u30fc")
+    await memory.put("metro", "\u6771\u4eac\u30e1\u30c8\u30ed")
+    await memory.put("kyoto", "\u4eac\u90fd\u306e\u5bff\u53f8")
+    assert await found(memory, "\u6771\u4eac\u30bf\u30ef\u30fc\u3078") == ["tower", "metro"]
+    assert await found(memory, "\u4eac\u6771") == []
+
+
+@pytest.mark.parametrize("letters", ["abcdefghijklmnop", "".join(map(chr, range(0x4E00, 0x4E10)))])
+async def test_the_longest_query_of_different_words_finds(memory: MemoryStore, letters: str) -> None:
+    words = ["".join(word) for word in itertools.product(letters, repeat=4)]
+    query = " ".join(words)[:MAX_CONTENT]
+    await memory.put("a", words[7_000])
+    await memory.put("b", "zebra")
+    assert await found(memory, query) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -192,10 +302,20 @@ async def test_no_character_of_a_query_is_an_operator(memory: MemoryStore, query
     assert await found(memory, query) == ["it"]
 
 
-@pytest.mark.parametrize("query", ["a AND", "NEAR(", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
+# BR-66
+@pytest.mark.parametrize("query", ["a AND", "NEAR(", "/", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
 async def test_what_is_in_no_memory_finds_none(memory: MemoryStore, query: str) -> None:
     await memory.put("it", "it's in gateway/run.py")
     assert await found(memory, query) == []
+
+
+# BR-66
+async def test_a_search_that_fails_is_an_error_and_not_nothing(memory: MemoryStore, store_url: str) -> None:
+    await memory.put("it", "tag")
+    with create_engine(store_url, poolclass=NullPool).begin() as connection:
+        connection.exec_driver_sql(f"DROP TABLE {'' if store_url.startswith('sqlite') else 'outlast.'}memory_words")
+    with pytest.raises(StoreError):
+        await memory.search("tag")
 
 
 async def test_what_was_changed_or_removed_is_found_no_more(memory: MemoryStore) -> None:
@@ -235,6 +355,8 @@ async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
         (lambda memory: memory.put("\u6771" * 500, "x", actor_id="\u4eac" * 500), "path"),
         (lambda memory: memory.list(""), "path"),
         (lambda memory: memory.list(path_prefix="\x00"), "path_prefix"),
+        (lambda memory: memory.list(after="a"), "after"),
+        (lambda memory: memory.list(after=("", None)), "after"),
         (lambda memory: memory.search(7), "text"),
         (lambda memory: memory.search("x" * (MAX_CONTENT + 1)), "text"),
         (lambda memory: memory.search("a", limit="5"), "limit"),

@@ -60,13 +60,32 @@ async def test_every_missing_permission_is_named_at_once(postgres_server: Postgr
         ("mysql://x/y", "no store for 'mysql'"),
         ("sqlite://", "needs a file"),
         ("sqlite:///:memory:", "needs a file"),
+        ("sqlite:////tmp/a%00b.db", "needs a file"),
         ("nonsense", "cannot be read"),
+        ("postgresql://x:port/y", "cannot be read"),
         ("postgresql://x/y?schema=a%22b", "schema"),
     ],
 )
 def test_an_unusable_url_is_refused_with_the_way_out(url: str, reason: str) -> None:
     with pytest.raises(StoreSetupError, match=reason):
         parse(url)
+
+
+async def test_a_file_that_cannot_be_opened_is_refused_with_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(b"x" * 5000)
+    with pytest.raises(StoreSetupError, match="not a database"):
+        await Store.open(f"sqlite:///{broken}")
+    with pytest.raises(StoreSetupError, match="File exists"):
+        await Store.open(f"sqlite:///{broken}/state.db")
+
+
+@pytest.mark.postgres
+async def test_a_database_that_cannot_be_opened_is_refused_with_the_reason(postgres_server: PostgresServer) -> None:
+    with pytest.raises(StoreSetupError, match='"no_such_option"'):
+        await Store.open(f"{postgres_server.url('postgres')}?no_such_option=1")
+    with pytest.raises(StoreSetupError, match='"nowhere" does not exist'):
+        await Store.open(postgres_server.url("nowhere"))
 
 
 def test_a_password_is_never_shown(tmp_path: Path) -> None:

@@ -120,6 +120,11 @@ def ask(scope: str, questions: Sequence[Question]) -> tuple[list[Part], list[Eve
     ]
 
 
+def close(scope: str) -> Part:
+    """Let nobody decide any more about what is open, in the write that goes on without."""
+    return approvals.close(scope)
+
+
 def _requested(question: Question) -> Event:
     event: Event = {"type": "agent.approval.requested", "approval_id": question.key}
     if question.kind is ApprovalKind.QUESTION:

@@ -167,13 +167,15 @@ class Attempt:
         return None
 
     async def _handled(self, context: InvocationContext) -> Outcome:
-        """The one place that turns any exception of user code into a failed run."""
+        """The one place that turns any exception of user code into a failed run.
+
+        LeaseLost too, for it may be about another attempt, whose context the handler kept: whether this one's lease is
+        gone is for the database to say, when the run is finished.
+        """
         try:
             value = await call(self._handlers.choose(context), context)
             await context.barrier()
             return _outcome(value, context)
-        except LeaseLost:
-            raise
         except asyncio.CancelledError:
             if self._stop is not None:
                 raise

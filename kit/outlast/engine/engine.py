@@ -37,10 +37,10 @@ from outlast.store.workers import Lost
 logger = logging.getLogger("outlast.engine")
 
 REMEMBERED = 4096
-"""Final records, and ended leases, kept in memory."""
+"""Ended leases, and credentials, kept in memory."""
 
 FINAL_SECONDS = 2.0
-"""How long a final record is answered from memory; another worker may delete it."""
+"""How long a final record is kept in memory and answered from it: it may be large, and another worker may delete it."""
 
 HINT_SECONDS = 0.02
 """Hints to other processes are gathered for so long."""
@@ -81,7 +81,7 @@ class Engine:
         self._positions: dict[int, int] = {}
         """How far the logs of runs that run here are committed, where it is known for certain without reading."""
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._finals: OrderedDict[tuple[str, str], tuple[Invocation, float]] = OrderedDict()
+        self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
         self._backlog = False
@@ -111,9 +111,15 @@ class Engine:
 
     async def _register(self) -> None:
         worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._lock = locks.LockFile(self.settings.state_dir, worker)
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=str(self._lock.path))
+        self._lock = locks.taken(self.settings.state_dir, worker)
+        file = None if self._lock is None else str(self._lock.path)
+        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file)
         self.store.worker = self._worker_id = worker
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
 
     def begin_drain(self) -> None:
         """Stop claiming and accepting, and end the streams of runs that run elsewhere. Returns at once."""
@@ -149,7 +155,7 @@ class Engine:
         await self._loop.run_in_executor(None, self._hints.close)
         leaving = self.store.deregister(self._worker_id)
         await done_within(leaving, self.settings.accept_timeout)
-        self._lock.release()
+        self._release_lock()
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]
@@ -186,8 +192,6 @@ class Engine:
         if self.draining:
             raise Draining("this worker is shutting down; send the same request again")
         self._check_agent(request)
-        if request.on_active is OnActive.CANCEL and request.session_id is not None:
-            await self._cancel_active(request)
         lease = self._room() > 0 and not self.settings.per_principal
         self._backlog = self._backlog or not lease
         self._reserved += lease
@@ -195,7 +199,13 @@ class Engine:
         future.add_done_callback(lambda done: self._accepted(done, lease, auth))
         if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; send the same request again")
-        return future.result().invocation
+        invocation = future.result().invocation
+        if request.on_active is OnActive.CANCEL and invocation.status is Status.QUEUED:
+            # Not before, for a request that is refused must not end anything. A repeat goes on where this was cut off.
+            for id in await self.store.read.unfinished_before(invocation):
+                with contextlib.suppress(NotFound):  # it ended and was deleted meanwhile
+                    await self.cancel(invocation.principal, id)
+        return invocation
 
     def _check_agent(self, request: Request) -> None:
         agent = self.agents.get(request.agent)
@@ -212,18 +222,6 @@ class Engine:
                 f"the agent {request.agent!r} does not know the config key {unknown[0]!r}; {known}",
                 code="unknown_config", field="config",
             )  # fmt: skip
-
-    async def _cancel_active(self, request: Request) -> None:
-        known = await self.store.read.invocation(request.principal, request.id)
-        if known is not None:
-            return
-        for status in (Status.QUEUED, Status.RUNNING):
-            active = await self.store.read.listed(
-                request.principal, session_id=request.session_id, status=status, agent=None, metadata={},
-                before=None, limit=1000,
-            )  # fmt: skip
-            for invocation in active:
-                await self.cancel(request.principal, invocation.id)
 
     def _accepted(self, future: "asyncio.Future[Accepted]", lease: bool, auth: RequestAuth | None) -> None:
         """Runs even when nobody waits for the answer any more: what was accepted must start."""
@@ -269,13 +267,16 @@ class Engine:
         return topic.final or await self.get(invocation.principal, invocation.id)
 
     async def follow(self, invocation: Invocation, *, after: int) -> Follower:
-        """Return a follower that begins after a position. Raises InvalidRequest (`invalid_cursor`) for a position that
-        no committed event has."""
+        """Return a follower that begins after a position. Raises as `check_cursor` does."""
+        await self.check_cursor(invocation, after)
+        return Follower(self._topics, await self._topic_of(invocation), after)
+
+    async def check_cursor(self, invocation: Invocation, after: int) -> None:
+        """Raise InvalidRequest (`invalid_cursor`) for a position that no committed event has."""
         if after > 0 and after > (last := await self._committed(invocation)):
             raise InvalidRequest(
                 f"the cursor {after} is beyond the last event, {last}", code="invalid_cursor", field="after"
             )
-        return Follower(self._topics, await self._topic_of(invocation), after)
 
     async def _committed(self, invocation: Invocation) -> int:
         if invocation.status.final:
@@ -446,11 +447,16 @@ class Engine:
         self.released(ended.released)
 
     def _remember(self, record: Invocation) -> None:
-        _bounded(self._finals, (record.principal, record.id), (record, self._loop.time() + FINAL_SECONDS))
+        self._finals[record.principal, record.id] = record
+        self._loop.call_later(FINAL_SECONDS, self._forget, record)
+
+    def _forget(self, record: Invocation) -> None:
+        key = record.principal, record.id
+        if self._finals.get(key) is record:
+            del self._finals[key]
 
     def _final(self, principal: str, id: str) -> Invocation | None:
-        record, until = self._finals.get((principal, id), (None, 0.0))
-        return record if self._loop.time() < until else None
+        return self._finals.get((principal, id))
 
     # What attempts ask (see `worker.Worker`) ------------------------------------------------------------------------
 
@@ -522,7 +528,7 @@ class Engine:
         self._tasks.append(asyncio.create_task(self._register_again()))
 
     async def _register_again(self) -> None:
-        self._lock.release()
+        self._release_lock()
         registered = False
         while not registered:
             try:

@@ -5,8 +5,11 @@ that a child process does not keep the lock alive.
 """
 
 import fcntl
+import logging
 import os
 from pathlib import Path
+
+logger = logging.getLogger("outlast.engine")
 
 
 class LockFile:
@@ -21,6 +24,15 @@ class LockFile:
     def release(self) -> None:
         remove(self.path)
         os.close(self._descriptor)
+
+
+def taken(folder: Path, worker: str) -> LockFile | None:
+    """Take a worker's lock; None where no file can be written, as on a read-only disk: then only silence tells."""
+    try:
+        return LockFile(folder, worker)
+    except OSError as error:
+        logger.warning("there can be no lock file (%s); the death of this worker is noticed by its silence alone", error)
+        return None
 
 
 def is_free(path: str) -> bool:

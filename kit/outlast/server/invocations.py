@@ -154,6 +154,8 @@ async def _page(request: Request, runtime: Runtime, invocation: Invocation, curs
     query = parameters.query(request, ("after", "limit"))
     limit = parameters.limit(query.get("limit"))
     entries = await runtime.store.read.events(invocation.number, after=cursor, limit=limit, max_bytes=EVENTS_PAGE_BYTES)
+    if not entries:
+        await runtime.engine.check_cursor(invocation, cursor)
     last = entries[-1].position if entries else cursor
     complete = invocation.status.final and last >= invocation.last_position
     return json_answer(project.events(entries, None if complete else last))
@@ -169,8 +171,7 @@ async def _check_cursor(runtime: Runtime, ask: accept.Ask, cursor: int) -> None:
             code="invalid_cursor",
             field="after",
         ) from None
-    with await runtime.engine.follow(known, after=cursor):
-        pass
+    await runtime.engine.check_cursor(known, cursor)
 
 
 def _id(request: Request) -> str:

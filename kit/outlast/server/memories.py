@@ -1,5 +1,6 @@
 """`/api/memories`: what is known about an actor. A memory is named by `path`, `actor_id` and `session_id` in the query."""
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -7,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from outlast.core import jsontext
+from outlast.core import ids, jsontext
 from outlast.core.errors import InvalidRequest
 from outlast.server import body, parameters
 from outlast.server.answers import json_answer, route
@@ -43,12 +44,17 @@ class Memories:
         ]
 
     async def list(self, request: Request) -> Response:
-        query = parameters.query(request, ("path_prefix", "actor_id", "session_id", "limit"))
+        """By path; `cursor` is the `next_cursor` of the page before."""
+        query = parameters.query(request, ("path_prefix", "actor_id", "session_id", "cursor", "limit"))
+        limit = parameters.limit(query.get("limit"))
         found = await self._store(request).list(
             path_prefix=query.get("path_prefix", ""), actor_id=query.get("actor_id"),
-            session_id=query.get("session_id"), limit=parameters.limit(query.get("limit")),
+            session_id=query.get("session_id"), after=_after(query.get("cursor")), limit=limit + 1,
         )  # fmt: skip
-        return json_answer(project.page([_memory(one) for one in found], None))
+        shown = found[:limit]
+        return json_answer(
+            project.page([_memory(one) for one in shown], _cursor(shown[-1]) if len(found) > limit else None)
+        )
 
     async def search(self, request: Request) -> Response:
         """The best first."""
@@ -111,6 +117,23 @@ def _required(fields: Mapping[str, Any], name: str) -> Any:
 def _name(request: Request) -> dict[str, Any]:
     query = parameters.query(request, NAME)
     return {"path": query.get("path", ""), "actor_id": query.get("actor_id"), "session_id": query.get("session_id")}
+
+
+def _cursor(memory: Memory) -> str:
+    return urlsafe_b64encode(f"{memory.path}\n{memory.session_id or ''}".encode()).decode()
+
+
+def _after(cursor: str | None) -> tuple[str, str | None] | None:
+    """Return what a cursor stands for. Raise InvalidRequest for one that `_cursor` never made."""
+    if not cursor:
+        return None
+    try:
+        path, session_id = urlsafe_b64decode(cursor).decode().split("\n")
+        return ids.session_id(path), ids.session_id(session_id) if session_id else None
+    except (InvalidRequest, ValueError):
+        raise InvalidRequest(
+            "a cursor must be one that this server gave", code="invalid_cursor", field="cursor"
+        ) from None
 
 
 def _memory(memory: Memory) -> str:

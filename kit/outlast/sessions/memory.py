@@ -70,7 +70,7 @@ class MemoryStore:
         """Store a memory, whatever was at the path; with `append`, behind what is there.
 
         With a `key` of the caller's making, the same change again changes nothing, until 16 other changes of the memory
-        or its removal came between.
+        or its removal came between. Raises Conflict (`idempotency_conflict`) when the key was used for another change.
         """
         return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
 
@@ -94,13 +94,18 @@ class MemoryStore:
         *,
         actor_id: str | None = None,
         session_id: str | None = None,
+        after: tuple[str, str | None] | None = None,
         limit: int = 100,
     ) -> Sequence[Memory]:
-        """Return memories at a path, or whose path begins so, by path; of every session unless one is named."""
+        """Return memories at a path, or whose path begins so, by path; of every session unless one is named.
+
+        `after` is the path and the session of the last memory that is known: what follows it is returned, up to `limit`
+        (1 to 1,000).
+        """
         found = await (await self._store()).read.memories(
             self._principal, self._actor(actor_id), path=None if path is None else _path(path),
             prefix="" if path_prefix == "" else _path(path_prefix, "path_prefix"), session_id=_session(session_id),
-            limit=_bounded(limit, MOST_LISTED),
+            after=None if after is None else _place(after), limit=_bounded(limit, MOST_LISTED),
         )  # fmt: skip
         return [_memory(one) for one in found]
 
@@ -164,6 +169,12 @@ def _path(path: object, field: str = "path") -> str:
             field=field,
         )
     return path
+
+
+def _place(after: object) -> tuple[str, str]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise InvalidRequest("`after` must be a path and a session", code="invalid_cursor", field="after")
+    return _path(after[0], "after"), _session(after[1]) or ""
 
 
 def _content(content: object, field: str = "content") -> str:

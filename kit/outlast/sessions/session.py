@@ -219,7 +219,7 @@ class SessionStore:
         return _session(stored)
 
     async def delete(self, id: str, *, force: bool = False) -> None:
-        """Remove a session, its items and its runs; with `force`, its descendants too.
+        """Remove a session, its items, its runs and the memories kept for it; with `force`, its descendants too.
 
         Raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """

@@ -158,6 +158,19 @@ class Reader:
         query = query.order_by(invocations.c.number.desc()).limit(limit)
         return await self._run(lambda connection: [life.invocation(tuple(row)) for row in connection.execute(query)])
 
+    async def unfinished_before(self, invocation: Invocation) -> list[str]:
+        """Return the ids of what was accepted earlier in the session and is not final: the newest first."""
+        query = (
+            select(invocations.c.id)
+            .where(
+                invocations.c.session_number == invocation.session_number,
+                invocations.c.number < invocation.number,
+                invocations.c.status.in_([Status.QUEUED, Status.RUNNING]),
+            )
+            .order_by(invocations.c.number.desc())
+        )
+        return await self._run(lambda connection: list(connection.execute(query).scalars()))
+
     async def events(self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES) -> list[Event]:
         """Return the next events, up to `limit`, and not many more bytes of them than `max_bytes`; at least one."""
         query = (
@@ -294,14 +307,23 @@ class Reader:
         return await self._run(lambda connection: remembered.read(connection, key))
 
     async def memories(
-        self, principal: str, actor_id: str, *, path: str | None, prefix: str, session_id: str | None, limit: int
+        self,
+        principal: str,
+        actor_id: str,
+        *,
+        path: str | None,
+        prefix: str,
+        session_id: str | None,
+        after: tuple[str, str] | None,
+        limit: int,
     ) -> list[StoredMemory]:
-        """By path."""
+        """By path and session, behind those of `after`."""
         return await self._run(
             lambda connection: remembered.listed(
-                connection, principal, actor_id, path=path, prefix=prefix, session_id=session_id, limit=limit
+                connection, principal, actor_id, path=path, prefix=prefix, session_id=session_id, after=after,
+                limit=limit,
             )
-        )
+        )  # fmt: skip
 
     async def found_memories(
         self, principal: str, actor_id: str, text: str, *, session_id: str | None, limit: int

@@ -18,6 +18,7 @@ from outlast.core.records import StoredItem, StoredSession
 from outlast.core.transcript import Message, Role, open_calls
 from outlast.store import approvals
 from outlast.store import invocations as life
+from outlast.store import memories
 from outlast.store.statements import Connection, Rows, Statement, query, values
 from outlast.store.tables import invocations, sessions
 from outlast.store.writer import seen_once
@@ -97,7 +98,8 @@ class SessionChanges:
         )
 
     def delete(self, principal: str, id: str, *, force: bool, keep_ms: int) -> "asyncio.Future[None]":
-        """Remove a session with its runs, which leave tombstones for `keep_ms`; with `force`, its descendants too.
+        """Remove a session with its runs, which leave tombstones for `keep_ms`, and its memories; with `force`, its
+        descendants too.
 
         The future raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """
@@ -418,6 +420,7 @@ def _delete(connection: Connection, principal: str, id: str, *, force: bool, kee
     if any(status in ("queued", "running") for _, status in runs):
         raise SessionBusy("a run of this session or of a descendant is not final; wait for it or cancel it")
     life.remove(connection, [number for number, _ in runs], keep_ms)
+    memories.delete_of_sessions(connection, listed)
     for statement in (*_DELETE_HISTORIES, _DELETE):
         connection.send(statement, values=listed)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
 from outlast.core.errors import StoreSetupError
 from outlast.core.records import Invocation, Outcome, Request
@@ -47,10 +48,15 @@ class Store:
     @classmethod
     async def open(cls, url: str) -> "Store":
         """Open the database at `url` and bring its schema up to date. Raise StoreSetupError with the way out."""
-        parsed = parse(url)
         loop = asyncio.get_running_loop()
-        engine = await loop.run_in_executor(None, _prepared, parsed)
-        connection = await loop.run_in_executor(None, _connect, parsed)
+        try:
+            parsed = parse(url)
+            engine = await loop.run_in_executor(None, _prepared, parsed)
+            connection = await loop.run_in_executor(None, _connect, parsed)
+        except DBAPIError as error:
+            raise StoreSetupError(f"the store cannot be opened: {error.orig}") from error
+        except (DatabaseError, OSError) as error:
+            raise StoreSetupError(f"the store cannot be opened: {error}") from error
         return cls(parsed, engine, Writer(connection, loop))
 
     async def close(self) -> None:

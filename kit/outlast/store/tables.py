@@ -20,6 +20,9 @@ metadata = MetaData()
 _Number = BigInteger().with_variant(Integer(), "sqlite")
 """Identity columns: SQLite gives row ids only to INTEGER."""
 
+_Ordered = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
+
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
 _CHILD = text("parent_number IS NOT NULL")
@@ -232,17 +235,20 @@ memories = Table(
     Column("number", _Number, primary_key=True, autoincrement=True),
     Column("principal", Text, nullable=False),
     Column("actor_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
-    Column("path", Text, nullable=False),
-    Column("content", Text, nullable=False),
+    Column("session_id", _Ordered, nullable=False),
+    Column("path", _Ordered, nullable=False),
     Column("recent_keys", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("content", Text, nullable=False),
     UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
+    Index("memories_of_session", "principal", "session_id", sqlite_where=text("session_id <> ''"),
+          postgresql_where=text("session_id <> ''")),
     sqlite_autoincrement=True,
-)
-"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes. What is searched is in `memory_words`, which is made of what each
-database has for full text and so is described by its migration alone."""
+)  # fmt: skip
+"""`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
+its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
+`memory_words`, which is made of what each database has for full text and so is described by its migration alone."""
 
 tombstones = Table(
     "tombstones",

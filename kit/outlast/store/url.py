@@ -41,7 +41,7 @@ def parse(text: str) -> StoreURL:
         return StoreURL(make_url(f"sqlite:///{path}"), path=path, durable=False)
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise StoreSetupError(
             "the store URL cannot be read; use sqlite:///path/file.db, postgresql://user@host/database or memory"
         ) from None
@@ -53,7 +53,7 @@ def parse(text: str) -> StoreURL:
 
 
 def _sqlite(url: URL) -> StoreURL:
-    if not url.database or url.database == ":memory:":
+    if not url.database or url.database == ":memory:" or "\0" in url.database:
         raise StoreSetupError("an SQLite store needs a file: sqlite:///path/file.db (or --store memory for tests)")
     path = Path(url.database).absolute()
     unsafe = url.query.get("unsafe") == "1"

@@ -24,7 +24,6 @@ from outlast.core.errors import AgentResumeError, InvalidRequest, LeaseLost, Run
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, for_model, repair, require_resume_point
 from outlast.core.transcript import CallRequest, Message, Role, StopReason
-from outlast.store import approvals as stored_approvals
 from outlast.store.grouped import Part
 
 LONGEST_RESULT = 1_000_000
@@ -147,7 +146,7 @@ class NativeTurn:
         await self._append(closing, self._closing(items))
 
     def _closing(self, items: Items) -> list[Part]:
-        return [stored_approvals.close(self._run.history.scope)] if self._waiting(items) else []
+        return [approvals.close(self._run.history.scope)] if self._waiting(items) else []
 
     # The loop -------------------------------------------------------------------------------------------------------
 

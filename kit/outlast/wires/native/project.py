@@ -93,8 +93,8 @@ def event_name(text: str) -> str | None:
     return name if safe else None
 
 
-def page(items: Sequence[str], next_cursor: int | None) -> str:
-    """Return one page of a list of JSON texts."""
+def page(items: Sequence[str], next_cursor: int | str | None) -> str:
+    """Return one page of a list of JSON texts. A cursor needs no escape in JSON."""
     cursor = "null" if next_cursor is None else f'"{next_cursor}"'
     return f'{{"items":[{",".join(items)}],"next_cursor":{cursor}}}'
 

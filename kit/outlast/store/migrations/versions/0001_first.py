@@ -149,15 +149,23 @@ def upgrade() -> None:
         sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("principal", sa.Text(), nullable=False),
         sa.Column("actor_id", sa.Text(), nullable=False),
-        sa.Column("session_id", sa.Text(), nullable=False),
-        sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
+        sa.Column("path", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
         sa.Column("recent_keys", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.Column("content", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("number"),
         sa.UniqueConstraint("principal", "actor_id", "path", "session_id", name="memories_key"),
         sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "memories_of_session",
+        "memories",
+        ["principal", "session_id"],
+        unique=False,
+        sqlite_where=sa.text("session_id <> ''"),
+        postgresql_where=sa.text("session_id <> ''"),
     )
     _create_memory_words()
     op.create_table(
@@ -270,11 +278,14 @@ def upgrade() -> None:
 def _create_memory_words() -> None:
     """What is searched. On PostgreSQL without the text search parser, which knows no CJK in some locales."""
     if op.get_bind().dialect.name == "sqlite":
-        op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(words, grams, tokenize = 'porter unicode61')")
+        op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(owner, words, grams, tokenize = 'porter unicode61')")
         return
     op.create_table(
         "memory_words",
         sa.Column("number", sa.BigInteger(), sa.ForeignKey("memories.number", ondelete="CASCADE"), primary_key=True),
         sa.Column("words", postgresql.TSVECTOR(), nullable=False),
     )
-    op.create_index("memory_words_found", "memory_words", ["words"], postgresql_using="gin")
+    # Without the list of what is not yet in the index: a search would read all of it for each word that it looks for.
+    op.create_index(
+        "memory_words_found", "memory_words", ["words"], postgresql_using="gin", postgresql_with={"fastupdate": False}
+    )

@@ -1,0 +1,250 @@
+"""What graphs ask people: durable, decided once, bound to what was shown."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+from outlast import DurableAgentServer, Reply, RunFailed, open_store
+from outlast.adapters import ChatSession, LocalStore
+from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
+from outlast.testing.scripted import Say, Script, ScriptedCall
+from outlast_langgraph import LangGraphAgent
+from outlast_langgraph.testing import ScriptedChatModel
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def local(store_url: str) -> AsyncIterator[LocalStore]:
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+class Shop:
+    """A graph that may look by itself, and pay when somebody agrees."""
+
+    def __init__(self, *amounts: int, mode: Any = "batched", inside: bool = False) -> None:
+        self.paid: list[int] = []
+
+        @tool
+        def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return f"paid {amount}"
+
+        @tool
+        def look() -> str:
+            """Look."""
+            return "5 left"
+
+        calls = [ScriptedCall("look"), *(ScriptedCall("pay", {"amount": amount}) for amount in amounts)]
+        graph: Any = create_agent(
+            ScriptedChatModel(script=Script(Say("I will.", calls), "Done.")),
+            [pay, look],
+            middleware=[HumanInTheLoopMiddleware(interrupt_on={"pay": True}, interrupt_mode=mode)],
+        )
+        if inside:
+            graph = StateGraph(MessagesState).add_node("shop", graph).add_edge(START, "shop").compile()
+        self.agent = LangGraphAgent(graph)
+
+    def chat(self, local: LocalStore) -> ChatSession:
+        return self.agent.session("s", store=local)
+
+
+def asked(reply: Reply) -> list[dict[str, Any]]:
+    assert reply.interrupt is not None
+    return list(reply.interrupt["approvals"])
+
+
+def decided(*decisions: dict[str, Any]) -> dict[str, Any]:
+    return {"resume": {"decisions": list(decisions)}}
+
+
+async def results(chat: ChatSession) -> list[str]:
+    return [one["content"] for one in await chat.messages() if one["role"] == "tool"]
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+@pytest.mark.parametrize("inside", [False, True], ids=["graph", "subgraph"])
+async def test_an_approved_call_runs_once(local: LocalStore, mode: str, inside: bool) -> None:
+    shop = Shop(5, mode=mode, inside=inside)
+    chat = shop.chat(local)
+    (approval,) = asked(await chat.run("buy"))
+    assert (approval["name"], approval["arguments"], shop.paid) == ("pay", {"amount": 5}, [])
+    point = await chat.resume_point()
+    assert point is not None
+    assert (point.kind, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, [approval])
+    reply = await chat.run(decided({"id": approval["id"], "type": "approve", "arguments": {"amount": 5}}))
+    assert (reply.text, shop.paid) == ("Done.", [5])
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+@pytest.mark.parametrize(
+    ("decision", "paid", "told"),
+    [
+        ({"type": "edit", "arguments": {"amount": 3}}, [3], "paid 3"),
+        ({"type": "reject", "message": "Too dear."}, [], "Too dear."),
+        ({"type": "respond", "message": "I paid it."}, [], "I paid it."),
+    ],
+    ids=["edit", "reject", "respond"],
+)
+async def test_what_a_person_decides_is_done(
+    local: LocalStore, mode: str, decision: dict[str, Any], paid: list[int], told: str
+) -> None:
+    shop = Shop(5, mode=mode)
+    chat = shop.chat(local)
+    (approval,) = asked(await chat.run("buy"))
+    await chat.run(decided({"id": approval["id"], **decision}))
+    assert shop.paid == paid
+    assert any(told in result for result in await results(chat))
+
+
+async def test_calls_asked_about_together_are_decided_together(local: LocalStore) -> None:
+    shop = Shop(1, 2)
+    chat = shop.chat(local)
+    first, second = asked(await chat.run("buy"))
+    with pytest.raises(RunFailed) as refused:
+        await chat.run(decided({"id": second["id"], "type": "approve"}))
+    assert (refused.value.code, shop.paid) == ("invalid_input", [])
+    await chat.run(decided({"id": second["id"], "type": "approve"}, {"id": first["id"], "type": "reject"}))
+    assert shop.paid == [2]
+
+
+async def test_calls_asked_about_one_by_one_are_decided_one_by_one(local: LocalStore) -> None:
+    shop = Shop(1, 2, mode="per_call")
+    chat = shop.chat(local)
+    first, second = sorted(asked(await chat.run("buy")), key=lambda one: one["arguments"]["amount"])
+    assert asked(await chat.run(decided({"id": second["id"], "type": "approve"}))) == [first]
+    assert shop.paid == [2]
+    await chat.run(decided({"id": first["id"], "type": "approve"}))
+    assert shop.paid == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("decision", "code"),
+    [
+        ({"id": "other", "type": "approve"}, "approval_mismatch"),
+        ({"type": "approve", "arguments": {"amount": 6}}, "approval_mismatch"),
+        ({"type": "allow"}, "invalid_input"),
+    ],
+)
+async def test_a_decision_that_does_not_fit_runs_nothing(
+    local: LocalStore, decision: dict[str, Any], code: str
+) -> None:
+    shop = Shop(5)
+    chat = shop.chat(local)
+    (approval,) = asked(await chat.run("buy"))
+    with pytest.raises(RunFailed) as refused:
+        await chat.run(decided({"id": approval["id"], **decision}))
+    assert (refused.value.code, shop.paid) == (code, [])
+    await chat.run(decided({"id": approval["id"], "type": "approve"}))
+    with pytest.raises(RunFailed):
+        await chat.run(decided({"id": approval["id"], "type": "approve"}))
+    assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+async def test_a_new_message_closes_what_is_open(local: LocalStore, mode: str) -> None:
+    # BR-11
+    shop = Shop(5, mode=mode)
+    chat = shop.chat(local)
+    (approval,) = asked(await chat.run("buy"))
+    asked(await chat.run("buy again"))
+    assert NOT_APPROVED_RESULT in await results(chat)
+    with pytest.raises(RunFailed) as refused:
+        await chat.run(decided({"id": approval["id"], "type": "approve"}))
+    assert (refused.value.code, shop.paid) == ("approval_already_decided", [])
+
+
+async def test_two_equal_questions_of_one_node_get_an_answer_each(local: LocalStore) -> None:
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"{interrupt('sure?')}, {interrupt('sure?')}")]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    chat = LangGraphAgent(graph).session("s", store=local)
+    first = await chat.run("go")
+    assert first.interrupt is not None
+    second = await chat.run({"resume": {"answers": {first.interrupt["questions"][0]["id"]: "yes"}}})
+    assert second.interrupt is not None
+    assert second.interrupt["questions"][0]["id"] != first.interrupt["questions"][0]["id"]
+    assert (await chat.run({"resume": "no"})).text == "yes, no"
+
+
+async def test_cancelling_a_run_answers_its_calls(local: LocalStore) -> None:
+    began = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    graph = create_agent(ScriptedChatModel(script=Script(Say("", [ScriptedCall("wait")]), "Done.")), [wait])
+    chat = LangGraphAgent(graph).session("s", store=local)
+    running = asyncio.ensure_future(chat.run("go"))
+    await began.wait()
+    await chat.cancel()
+    with pytest.raises(RunFailed):
+        await running
+    assert await results(chat) == [CANCELLED_RESULT]
+    point = await chat.resume_point()
+    assert point is not None
+    assert point.kind is ResumeKind.CALL_MODEL
+    assert (await chat.resume()).text == "Done."
+
+
+def test_a_run_that_waited_behind_a_question_does_not_close_it(store_url: str) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        entered.set()
+        go_on.wait(20)
+        return {"messages": [AIMessage(f"You said {interrupt('how many?')}")]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    with TestClient(DurableAgentServer(LangGraphAgent(graph), store=store_url)) as client:
+
+        def post(input: Any, **fields: Any) -> Any:
+            body = {"id": str(uuid.uuid4()), "session_id": "s", "input": input, **fields}
+            return client.post("/api/invocations", json=body).json()
+
+        first = post("go", background=True)
+        assert entered.wait(20)
+        behind = post("and this", background=True)
+        go_on.set()
+        client.get(f"/api/invocations/{behind['id']}/events")
+        assert client.get(f"/api/invocations/{behind['id']}").json()["error"]["code"] == "approval_open"
+        (question,) = client.get("/api/approvals?status=open").json()["items"]
+        assert (question["kind"], question["value"], question["invocation_id"]) == (
+            "question", "how many?", first["id"],
+        )  # fmt: skip
+        assert post({"resume": 3})["output"]["text"] == "You said 3"
+
+
+async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(local: LocalStore) -> None:
+    failures = [RuntimeError("no paper")]
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        said = interrupt("how many?")
+        if failures:
+            raise failures.pop()
+        return {"messages": [AIMessage(f"You said {said}")]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    chat = LangGraphAgent(graph).session("s", store=local)
+    await chat.run("go")
+    with pytest.raises(RunFailed, match="no paper"):
+        await chat.run({"resume": 3})
+    assert (await chat.resume()).text == "You said 3"
