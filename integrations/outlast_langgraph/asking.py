@@ -12,6 +12,7 @@ from langgraph.types import Interrupt as GraphInterrupt
 
 from outlast.adapters import approvals
 from outlast.adapters.approvals import NOT_GIVEN, Answer, Decision, DecisionType, Question
+from outlast.adapters.history import History
 from outlast.adapters.inputs import refuse
 from outlast.adapters.journal import Outcome, ToolCall
 from outlast.adapters.run import Run
@@ -88,9 +89,9 @@ def _going(asked: Sequence[_Asked], decisions: Sequence[Decision | Answer]) -> d
     return going
 
 
-async def waits(run: Run) -> bool:
+async def waits(history: History) -> bool:
     """Say whether something is open that a person could decide."""
-    return any(row.status is ApprovalStatus.OPEN for row in await run.history.undecided())
+    return any(row.status is ApprovalStatus.OPEN for row in await history.undecided())
 
 
 async def close(run: Run) -> None:

@@ -170,9 +170,10 @@ class LangGraphTurn:
         point = self._point(snapshot)
         match point.kind:
             case ResumeKind.AWAIT_APPROVAL:
-                if await asking.waits(self._run):
+                if await asking.waits(self._run.history):
                     raise AgentResumeError("awaiting_approval")
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
+                self._run.events.resume(ResumeKind.CALL_MODEL)
                 return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)

@@ -247,4 +247,7 @@ async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(loca
     await chat.run("go")
     with pytest.raises(RunFailed, match="no paper"):
         await chat.run({"resume": 3})
+    point = await chat.resume_point()
+    assert point is not None
+    assert (point.kind, point.approvals) == ("call_model", ())
     assert (await chat.resume()).text == "You said 3"

@@ -19,6 +19,7 @@ from outlast.adapters.native import (
     ToolSpec,
     asking,
 )
+from outlast.core.errors import SessionBusy
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, StopReason
 from outlast.sessions import SessionStore
@@ -301,6 +302,25 @@ async def test_asking_for_the_resume_point_changes_nothing(local: LocalStore) ->
     assert len({str(await chat.resume_point()) for _ in range(100)}) == 1
     assert ([item async for item in sessions.items("s")], await sessions.get("s")) == before
     assert not model.heard
+
+
+async def test_a_living_run_has_no_resume_point(local: LocalStore) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay() -> str:
+        begun.set()
+        await go_on.wait()
+        return "paid"
+
+    agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("pay")]), "Done."), tools=[pay])
+    chat = agent.session("s", store=local)
+    running = asyncio.create_task(chat.run("pay"))
+    await begun.wait()
+    with pytest.raises(SessionBusy):
+        await chat.resume_point()
+    go_on.set()
+    await running
+    assert await chat.resume_point() is None
 
 
 async def test_an_item_that_is_no_message_fails_the_run_and_is_named(local: LocalStore) -> None:

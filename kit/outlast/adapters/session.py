@@ -94,9 +94,16 @@ class ChatSession:
             yield event
 
     async def resume_point(self) -> ResumePoint | None:
-        """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing."""
+        """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing.
+
+        Raises SessionBusy while a living worker has a run of it.
+        """
+        store = await self._local.store()
+        run = await self._unfinished(store)
+        if run is not None and not _is_left(run) and await _is_held(store, run):
+            raise SessionBusy(f"session {self.id!r} is running")
         try:
-            return await self._agent.require_session_resume_point(await self._local.store(), PRINCIPAL, self.id)
+            return await self._agent.require_session_resume_point(store, PRINCIPAL, self.id)
         except AgentResumeError:
             return None
 
@@ -140,7 +147,7 @@ class ChatSession:
         """
         held, give_up = 0, asyncio.get_running_loop().time() + wait
         while (found := await self._unfinished(engine.store)) is not None:
-            if found.status is Status.QUEUED and found.attempt > 0:
+            if _is_left(found):
                 if keep in (None, found.id):
                     return found
                 await engine.cancel(PRINCIPAL, found.id)
@@ -209,6 +216,11 @@ async def _is_over(engine: Engine, id: str) -> bool:
         return (await engine.get(PRINCIPAL, id)).status.final
     except NotFound:
         return False
+
+
+def _is_left(run: Invocation) -> bool:
+    """Say whether a run that began waits for somebody who goes on with it."""
+    return run.status is Status.QUEUED and run.attempt > 0
 
 
 async def _is_held(store: Store, run: Invocation) -> bool:
