@@ -125,6 +125,27 @@ async def test_using_the_context_of_another_run_fails_the_run_that_does(running:
         assert await engine.store.read.last_position(first.number) == 1
 
 
+async def test_an_output_that_is_too_large_fails_the_run(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.engine.attempt.MAX_OUTPUT_BYTES", 1000)
+    monkeypatch.setattr("outlast.engine.attempt.MAX_MESSAGE", 100)
+
+    async def invoke(context: InvocationContext) -> Any:
+        context.usage = {"x": context.input["usage"]}
+        if "raise" in context.input:
+            raise RuntimeError(context.input["raise"])
+        return context.input["return"]
+
+    async with running(invoke) as engine:
+        for output, usage in (("x" * 1000, ""), ("", "x" * 1000)):
+            run = await ended(engine, make_request(input={"return": output, "usage": usage}))
+            assert error_of(run)["code"] == "output_too_large"
+            assert run.usage is None or len(run.usage) < 1000
+        run = await ended(engine, make_request(input={"raise": "x" * 1000, "usage": "x" * 1000}))
+        assert (len(error_of(run)["message"]), run.usage) == (100, None)
+
+
 async def test_a_worker_that_cannot_have_a_lock_file_works_without(
     running: Running, make_request: Make, quick: EngineSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
