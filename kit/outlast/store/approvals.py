@@ -8,7 +8,7 @@ from sqlalchemy import Select, select
 
 from outlast.core.records import Approval, ApprovalKind, ApprovalStatus
 from outlast.store.grouped import Part
-from outlast.store.statements import Connection, Rows, Statement
+from outlast.store.statements import Connection, Rows, Statement, label
 from outlast.store.tables import approvals, invocations, sessions
 
 _LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
@@ -66,7 +66,10 @@ class Asked(NamedTuple):
 
 def ask(scope: str, asked: Sequence[Asked]) -> Part:
     """Note what a person has to decide. What was asked before, under its key, stays as it is."""
-    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "t", "c", "n", "a", "d"], asked)})
+    rows = [
+        one._replace(call_id=None if one.call_id is None else label(one.call_id), name=label(one.name)) for one in asked
+    ]
+    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "t", "c", "n", "a", "d"], rows)})
 
 
 def decide(scope: str, key: str, decision: str) -> Part:
@@ -103,7 +106,8 @@ _APPROVALS = select(
 
 def of_keys(connection: PooledConnection, scope: str, keys: Sequence[str]) -> list[Approval]:
     """Return what was, or is, to be decided in a history, by its keys there."""
-    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(keys))
+    possible = [key for key in keys if key == label(key)]
+    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(possible))
     return _read(connection, found.order_by(approvals.c.number))
 
 

@@ -6,7 +6,7 @@ the row as it is afterwards; the caller reads from it what happened (`read`).
 
 from outlast.core.records import Call, CallState
 from outlast.store.grouped import Part
-from outlast.store.statements import Row, Statement
+from outlast.store.statements import Row, Statement, label
 
 _COLUMNS = (
     "scope, key, state, invocation_number, epoch, token, call_id, name, arguments, outcome, "
@@ -81,9 +81,13 @@ def read(row: Row) -> Call:
     return Call(scope, key, CallState(state), *rest)
 
 
+def _named(call_id: str | None, name: str) -> dict[str, str | None]:
+    return {"call_id": None if call_id is None else label(call_id), "name": label(name)}
+
+
 def pending(*, scope: str, key: str, call_id: str | None, name: str, arguments: str | None) -> Part:
     """Note a call that the model asked for, before anything of it runs. A row that exists stays as it is."""
-    parameters = {"scope": scope, "key": key, "call_id": call_id, "name": name, "arguments": arguments}
+    parameters = {"scope": scope, "key": key, **_named(call_id, name), "arguments": arguments}
     return Part("journal.pending", _PENDING, parameters, _FIND)
 
 
@@ -103,7 +107,7 @@ def started(
     With `again`, a call that another attempt started, and whose outcome is unknown, may start once more.
     """
     parameters = {
-        "scope": scope, "key": key, "token": token, "call_id": call_id, "name": name, "arguments": arguments,
+        "scope": scope, "key": key, "token": token, **_named(call_id, name), "arguments": arguments,
         "position": position, "again": int(again),
     }  # fmt: skip
     return Part("journal.started", _STARTED, parameters, _FIND)
@@ -129,7 +133,7 @@ def answered(
 ) -> Part:
     """Close a call that has no outcome, with an answer made up for it. A call that has one stays as it is."""
     parameters = {
-        "scope": scope, "key": key, "call_id": call_id, "name": name, "arguments": arguments, "outcome": outcome,
+        "scope": scope, "key": key, **_named(call_id, name), "arguments": arguments, "outcome": outcome,
         "position": position,
     }  # fmt: skip
     return Part("journal.answered", _ANSWERED, parameters, _FIND)
