@@ -362,3 +362,20 @@ def test_the_schema_of_a_tool_is_that_of_its_signature() -> None:
     assert (spec.name, spec.description) == ("pay", "Pay somebody.")
     assert list(spec.parameters["properties"]) == ["amount", "schema", "_note"]
     assert spec.parameters["required"] == ["amount"]
+
+
+async def test_two_messages_of_one_id_are_refused_and_not_stored_as_one(local: LocalStore) -> None:
+    twice = [{"role": "user", "content": text, "id": "x"} for text in ("a", "b")]
+    with pytest.raises(RunFailed) as refused:
+        await Agent(Heard()).session("s", store=local).run(twice)
+    assert refused.value.code == "invalid_input"
+    assert await history(local) == []
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1e999}', '{"x": NaN}', '"{}"'])
+async def test_arguments_that_json_cannot_hold_are_refused_by_their_tool(local: LocalStore, arguments: str) -> None:
+    tool = Counted()
+    model = Heard([CallDelta(0, arguments, "c", "pay"), Stopped(StopReason.TOOL_CALLS)], says("sorry"))
+    assert (await Agent(model, tools=[tool.tool()]).session("s", store=local).run("pay")).text == "sorry"
+    assert model.heard[1][-1]["failed"]
+    assert tool.ran == 0
