@@ -150,3 +150,16 @@ def test_resuming_says_of_a_call_what_is_known(
     result = harness.run(resume, where).result
     check(result, tmp_path)
     assert answer in [message["content"] for message in result["history"]]
+
+
+async def prefilled(url: str, folder: str) -> str:
+    """Ask with the beginning of a conversation, which ends with an answer."""
+    async with open_store(url) as store:
+        said = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": "As I said:"}]
+        return (await Agent(ScriptedModel("No.")).session("s", store=store).run(said, id=ID)).text
+
+
+def test_an_answer_in_the_input_is_not_taken_for_that_of_the_run(harness: KillHarness, tmp_path: Path) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path)}
+    harness.run(prefilled, where, kill=KillAt("items.after_commit"))
+    assert harness.run(prefilled, where).result == "No."

@@ -109,7 +109,10 @@ class DurableAgent(ABC):
         return await (recover_resume(turn) if context.kind is Kind.RESUME else recover_message(turn))
 
     async def _cancelled(self, context: InvocationContext) -> None:
-        await (await self._turn(context)).close(CANCELLED)
+        turn = await self._turn(context)
+        # A run that had not begun leaves what an earlier one left, and what that asked a person.
+        if context.kind is Kind.RESUME or await turn.has_input():
+            await turn.close(CANCELLED)
 
     async def resume_refused(self, error: AgentResumeError) -> None:  # noqa: B027 - most do not listen
         """Hear that a resume was refused before it became a run."""
