@@ -9,7 +9,7 @@ import pytest
 
 from outlast import Agent, Tool, open_store
 from outlast.core.records import Status
-from outlast.core.resume import INTERRUPTED_RESULT
+from outlast.core.resume import INTERRUPTED_RESULT, NOT_APPROVED_RESULT, ResumeKind
 from outlast.sessions import SessionStore
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
@@ -149,3 +149,28 @@ def test_an_approved_call_that_ran_in_a_deleted_run_does_not_run_again(
     harness.run(buy, where, kill=KillAt("journal.done.after_commit", 2))
     assert harness.run(forget, where).result == ["seen", INTERRUPTED_RESULT]
     assert EffectsLog(tmp_path / "effects").read() == ["look 1", "pay 2"]
+
+
+async def stop(url: str, folder: str) -> list[str]:
+    """Cancel the asking run that died, then resume; return the results of the calls."""
+    async with open_store(url) as store:
+        engine = await store.engine(agent(folder))
+        while (await engine.get("local", ASK)).status is not Status.QUEUED:
+            await asyncio.sleep(0.05)
+        await engine.cancel("local", ASK)
+        chat = agent(folder).session("s", store=store)
+        point = await chat.resume_point()
+        assert point is not None
+        assert (point.kind, point.cause) == (ResumeKind.RECOVER_TOOLS, "cancelled")
+        assert (await chat.resume()).text == "Done."
+        history = [item.content async for item in SessionStore(store).items("s")]
+        return [message["content"] for message in history if message["role"] == "tool"]
+
+
+def test_cancelling_a_run_whose_worker_died_lets_nobody_decide_any_more(
+    harness: KillHarness, tmp_path: Path, store_url: str
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    harness.run(buy, where, kill=KillAt("tool.after_body"))
+    assert harness.run(stop, where).result == [INTERRUPTED_RESULT, NOT_APPROVED_RESULT]
+    assert EffectsLog(tmp_path / "effects").read() == ["look 1"]
