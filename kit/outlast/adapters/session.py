@@ -99,9 +99,11 @@ class ChatSession:
         Raises SessionBusy while a living worker has a run of it.
         """
         store = await self._local.store()
-        run = await self._unfinished(store)
-        if run is not None and not _is_left(run) and await _is_held(store, run):
-            raise SessionBusy(f"session {self.id!r} is running")
+        if await self._is_running(store):
+            # A takeover may happen between two reads.
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            if await self._is_running(store):
+                raise SessionBusy(f"session {self.id!r} is running")
         try:
             return await self._agent.require_session_resume_point(store, PRINCIPAL, self.id)
         except AgentResumeError:
@@ -160,6 +162,10 @@ class ChatSession:
                 raise SessionBusy(f"session {self.id!r} is running")
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return None
+
+    async def _is_running(self, store: Store) -> bool:
+        run = await self._unfinished(store)
+        return run is not None and not _is_left(run) and await _is_held(store, run)
 
     async def _unfinished(self, store: Store) -> Invocation | None:
         """Return the oldest run of the session that is not final."""
