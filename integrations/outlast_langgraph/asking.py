@@ -102,6 +102,12 @@ async def close(run: Run) -> None:
         await run.context.write(parts=[approvals.close(run.history.scope)])
 
 
+async def drop(run: Run) -> None:
+    """Let nobody answer any more what is open: the graph does not wait for it."""
+    if await waits(run.history):
+        await run.context.write(parts=[approvals.close(run.history.scope)])
+
+
 def unapproved(undecided: Sequence[Approval], call: ToolCall) -> Outcome | None:
     """Return the answer of a call about which a person was asked and did not decide; None for any other.
 
