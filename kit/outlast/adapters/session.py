@@ -1,6 +1,7 @@
 """A conversation with an agent in this process: `run`, `stream`, `resume`, each durable like a server's runs."""
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
@@ -240,11 +241,23 @@ async def _is_held(store: Store, run: Invocation) -> bool:
     return not (here and locks.is_free(holder.lock_file or ""))
 
 
+async def _take_up(engine: Engine, run: Invocation) -> None:
+    """Go on with a run whose worker was lost while it was followed: a worker in process claims nothing by itself."""
+    if not engine.runs(run.number):
+        with contextlib.suppress(NotFound):
+            found = await engine.get(run.principal, run.id)
+            if _is_left(found):
+                await engine.adopt(found)
+
+
 async def _followed(engine: Engine, invocation: Invocation, after: int) -> AsyncIterator[dict[str, Any]]:
     with await engine.follow(invocation, after=after) as follower:
         while not follower.done:
-            for entry in await follower.next(timeout=1.0):
+            entries = await follower.next(timeout=1.0)
+            for entry in entries:
                 yield jsontext.decode(entry.text)
+            if not entries and not follower.done and not follower.closed:
+                await _take_up(engine, invocation)
             if follower.closed and not follower.done:
                 raise RunFailed("store_closed", "the store was closed while the run was going on")
         assert follower.final is not None
