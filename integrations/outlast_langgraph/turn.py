@@ -140,6 +140,7 @@ class LangGraphTurn:
         """Hand the answers of a person to the graph that waits for them."""
         if not snapshot.interrupts:
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
+        await self._run.journal.rows()  # what ran beside the question was told by the run that asked it
         return await self._go(Command(resume=await asking.answer(self._run, snapshot.interrupts, value)))
 
     # Go on ----------------------------------------------------------------------------------------------------------
@@ -177,6 +178,7 @@ class LangGraphTurn:
                     raise AgentResumeError("awaiting_approval")
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
                 self._run.events.resume(ResumeKind.CALL_MODEL)
+                await self._run.journal.rows()
                 return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)

@@ -298,3 +298,13 @@ async def test_a_message_that_is_refused_closes_nothing(local: LocalStore) -> No
     assert await waiting(local) == [approval["id"]]
     await chat.run(decided({"id": approval["id"], "type": "approve"}))
     assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+async def test_a_call_beside_a_question_is_told_once(local: LocalStore, mode: str) -> None:
+    chat = Shop(5, mode=mode).chat(local)
+    events = [event async for event in chat.stream("buy")]
+    (approval,) = asked(events[-1]["reply"])
+    events += [event async for event in chat.stream(decided({"id": approval["id"], "type": "approve"}))]
+    ended = [event["name"] for event in events if event["type"] == "agent.tool.finished"]
+    assert sorted(ended) == ["look", "pay"]
