@@ -56,7 +56,7 @@ def from_input(messages: Sequence[InputMessage], invocation_id: str) -> list[Any
         fields = {"role": message.role, "content": message.content, **message.fields}
         try:
             (one,) = convert_to_messages([fields])
-        except (ValueError, NotImplementedError, KeyError, TypeError) as error:
+        except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
             raise refuse(str(error).splitlines()[0]) from error
         one.id = message.id or (invocation_id if place == 0 else f"{invocation_id}:{-place}")
         made.append(one)

@@ -132,6 +132,7 @@ async def test_calls_may_be_decided_one_after_the_other(local: LocalStore) -> No
         ({"type": "edit"}, "invalid_input"),
         ({"type": "edit", "arguments": {"amount": "much"}}, "invalid_input"),
         ({"type": "allow"}, "invalid_input"),
+        ({"type": ["approve"]}, "invalid_input"),
         ({"type": "approve", "by": "me"}, "invalid_input"),
         ({"type": "reject", "message": 5}, "invalid_input"),
     ],
