@@ -175,10 +175,11 @@ async def test_arguments_that_do_not_fit_do_not_reach_the_tool(local: LocalStore
     assert not ran
 
 
-async def test_calls_with_one_id_are_told_apart(local: LocalStore) -> None:
+@pytest.mark.parametrize("ids", [("c", "c", ""), ("c-2", "c", "c"), ("call-1", "", "c")])
+async def test_calls_with_one_id_are_told_apart(local: LocalStore, ids: tuple[str, ...]) -> None:
     # BR-14
     tool = Counted()
-    model = Heard(calls("c", "c", ""), says("done"))
+    model = Heard(calls(*ids), says("done"))
     await Agent(model, tools=[tool.tool()]).session("s", store=local).run("go")
     assert tool.ran == 3
     results = [one["tool_call_id"] for one in model.heard[1] if one["role"] == "tool"]
