@@ -13,14 +13,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
 from langgraph.constants import END, START
+from langgraph.runtime import get_runtime
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
-from outlast.adapters.run import Run
+from outlast.adapters.run import EFFECT, Place, Run
 from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.records import CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
@@ -72,6 +74,7 @@ class LangGraphTurn:
         OBSERVERS[run_key] = self._observer
         OBSERVER.set(self._observer)
         context = run.context
+        run.place = _place
         self._config: RunnableConfig = {
             "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
             "callbacks": [Backstop(run, self._observer.told)],
@@ -287,7 +290,7 @@ class LangGraphTurn:
                     task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
                 ]
         for row in mine:
-            if row.state not in (CallState.STARTED, CallState.DONE):
+            if row.state not in (CallState.STARTED, CallState.DONE) or row.key.startswith(EFFECT):
                 continue
             if row.key.startswith("task:"):
                 if any(task.id in row.key for task in entered):
@@ -389,6 +392,12 @@ class LangGraphTurn:
         human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
         start = (own or human or [-1])[-1]
         return list(messages[start + 1 :])
+
+
+def _place() -> Place:
+    """Say which task of the graph is running: its id is the same in every attempt, and in a run that brings answers."""
+    task = get_config().get("metadata", {}).get("langgraph_checkpoint_ns", "")
+    return Place(str(task), getattr(getattr(get_runtime(), "execution_info", None), "node_attempt", 1))
 
 
 def _invocation(snapshot: StateSnapshot) -> object:
