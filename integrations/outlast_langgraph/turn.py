@@ -138,9 +138,14 @@ class LangGraphTurn:
 
     async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
         """Hand the answers of a person to the graph that waits for them."""
-        if not snapshot.interrupts:
+        interrupts = asking.interrupts_of(snapshot)
+        if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
-        return await self._go(Command(resume=await asking.answer(self._run, snapshot.interrupts, value)))
+        given = await asking.answer(self._run, interrupts, value)
+        if snapshot.interrupts:
+            return await self._go(Command(resume=given))
+        await self._run.context.write(parts=[self._run.journal.used(answers_key(self._run))])
+        return await self._go(None)
 
     # Go on ----------------------------------------------------------------------------------------------------------
 
@@ -149,6 +154,8 @@ class LangGraphTurn:
         snapshot = await self._committed(await self._state())
         if snapshot.interrupts and await self._has_asked(snapshot):
             return await self._result(snapshot)
+        if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
+            return await asking.ask(self._run, asking.interrupts_of(snapshot))
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -170,11 +177,11 @@ class LangGraphTurn:
     @at_the_border
     async def resume(self) -> Result:
         snapshot = await self._committed(await self._state())
+        if await asking.waits(self._run.history):
+            raise AgentResumeError("awaiting_approval")
         point = self._point(snapshot)
         match point.kind:
             case ResumeKind.AWAIT_APPROVAL:
-                if await asking.waits(self._run.history):
-                    raise AgentResumeError("awaiting_approval")
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
                 self._run.events.resume(ResumeKind.CALL_MODEL)
                 return await self._go(None)
@@ -375,8 +382,8 @@ class LangGraphTurn:
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
-        if snapshot.interrupts:
-            return await asking.ask(self._run, snapshot.interrupts)
+        if interrupts := asking.interrupts_of(snapshot):
+            return await asking.ask(self._run, interrupts)
         last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         return output(
             text=last.text if last is not None else "",
