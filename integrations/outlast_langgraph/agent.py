@@ -49,11 +49,11 @@ class LangGraphAgent(DurableAgent):
         return LangGraphTurn(self._wrapped, run, given)
 
     async def require_resume_point(self, history: History) -> ResumePoint:
+        if await asking.waits(history):
+            return ResumePoint(ResumeKind.AWAIT_APPROVAL)
         point = self._wrapped.point(await self._state(history))
-        if point.kind is ResumeKind.AWAIT_APPROVAL and not await asking.waits(history):
-            # A question stays in the state until its task is done, also when the run that answered it failed.
-            return ResumePoint(ResumeKind.CALL_MODEL)
-        return point
+        # A question stays in the state until its task is done, also when the run that answered it failed.
+        return ResumePoint(ResumeKind.CALL_MODEL) if point.kind is ResumeKind.AWAIT_APPROVAL else point
 
     async def messages(self, history: History) -> list[dict[str, Any]]:
         return self._wrapped.messages(await self._state(history))

@@ -13,14 +13,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
 from langgraph.constants import END, START
+from langgraph.runtime import get_runtime
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
-from outlast.adapters.run import Run
+from outlast.adapters.run import EFFECT, Place, Run
 from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.records import CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
@@ -72,6 +74,7 @@ class LangGraphTurn:
         OBSERVERS[run_key] = self._observer
         OBSERVER.set(self._observer)
         context = run.context
+        run.place = _place
         self._config: RunnableConfig = {
             "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
             "callbacks": [Backstop(run, self._observer.told)],
@@ -138,10 +141,15 @@ class LangGraphTurn:
 
     async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
         """Hand the answers of a person to the graph that waits for them."""
-        if not snapshot.interrupts:
+        interrupts = asking.interrupts_of(snapshot)
+        if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
         await self._run.journal.rows()  # what ran beside the question was told by the run that asked it
-        return await self._go(Command(resume=await asking.answer(self._run, snapshot.interrupts, value)))
+        given = await asking.answer(self._run, interrupts, value)
+        if snapshot.interrupts:
+            return await self._go(Command(resume=given))
+        await self._run.context.write(parts=[self._run.journal.used(answers_key(self._run))])
+        return await self._go(None)
 
     # Go on ----------------------------------------------------------------------------------------------------------
 
@@ -150,6 +158,8 @@ class LangGraphTurn:
         snapshot = await self._committed(await self._state())
         if snapshot.interrupts and await self._has_asked(snapshot):
             return await self._result(snapshot)
+        if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
+            return await asking.ask(self._run, asking.interrupts_of(snapshot))
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -171,11 +181,11 @@ class LangGraphTurn:
     @at_the_border
     async def resume(self) -> Result:
         snapshot = await self._committed(await self._state())
+        if await asking.waits(self._run.history):
+            raise AgentResumeError("awaiting_approval")
         point = self._point(snapshot)
         match point.kind:
             case ResumeKind.AWAIT_APPROVAL:
-                if await asking.waits(self._run.history):
-                    raise AgentResumeError("awaiting_approval")
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
                 self._run.events.resume(ResumeKind.CALL_MODEL)
                 await self._run.journal.rows()
@@ -294,7 +304,7 @@ class LangGraphTurn:
                     task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
                 ]
         for row in mine:
-            if row.state not in (CallState.STARTED, CallState.DONE):
+            if row.state not in (CallState.STARTED, CallState.DONE) or row.key.startswith(EFFECT):
                 continue
             if row.key.startswith("task:"):
                 if any(task.id in row.key for task in entered):
@@ -379,8 +389,8 @@ class LangGraphTurn:
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
-        if snapshot.interrupts:
-            return await asking.ask(self._run, snapshot.interrupts)
+        if interrupts := asking.interrupts_of(snapshot):
+            return await asking.ask(self._run, interrupts)
         last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         return output(
             text=last.text if last is not None else "",
@@ -396,6 +406,12 @@ class LangGraphTurn:
         human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
         start = (own or human or [-1])[-1]
         return list(messages[start + 1 :])
+
+
+def _place() -> Place:
+    """Say which task of the graph is running: its id is the same in every attempt, and in a run that brings answers."""
+    task = get_config().get("metadata", {}).get("langgraph_checkpoint_ns", "")
+    return Place(str(task), getattr(getattr(get_runtime(), "execution_info", None), "node_attempt", 1))
 
 
 def _invocation(snapshot: StateSnapshot) -> object:

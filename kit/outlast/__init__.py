@@ -1,6 +1,7 @@
 """Durable agents: turn the agent you have into a service that survives its own death."""
 
 from outlast.adapters.journal import current_tool_call
+from outlast.adapters.journaled import journaled
 from outlast.adapters.local import open_store
 from outlast.adapters.native import Agent, Hooks, JsonlRecorder, Tool
 from outlast.client import AgentClient, SyncAgentClient
@@ -40,5 +41,6 @@ __all__ = [
     "SyncAgentClient",
     "Tool",
     "current_tool_call",
+    "journaled",
     "open_store",
 ]

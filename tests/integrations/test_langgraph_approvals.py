@@ -308,3 +308,33 @@ async def test_a_call_beside_a_question_is_told_once(local: LocalStore, mode: st
     events += [event async for event in chat.stream(decided({"id": approval["id"], "type": "approve"}))]
     ended = [event["name"] for event in events if event["type"] == "agent.tool.finished"]
     assert sorted(ended) == ["look", "pay"]
+
+
+@pytest.mark.parametrize("where", [{"interrupt_before": ["b"]}, {"interrupt_after": ["a"]}], ids=["before", "after"])
+async def test_a_breakpoint_is_passed_when_somebody_says_so(local: LocalStore, where: Any) -> None:
+    ran: list[str] = []
+
+    def step(name: str) -> Any:
+        def node(state: MessagesState) -> dict[str, Any]:
+            ran.append(name)
+            return {"messages": [AIMessage(name)]}
+
+        return node
+
+    builder = StateGraph(MessagesState).add_node("a", step("a")).add_node("b", step("b"))
+    graph = builder.add_edge(START, "a").add_edge("a", "b").compile(**where)
+    chat = LangGraphAgent(graph).session("s", store=local)
+    reply = await chat.run("go")
+    assert reply.interrupt is not None
+    (question,) = reply.interrupt["questions"]
+    assert (question["value"], ran) == ({"next": ["b"]}, ["a"])
+    point = await chat.resume_point()
+    assert point is not None
+    assert point.kind is ResumeKind.AWAIT_APPROVAL
+    assert (await chat.run({"resume": True})).text == "b"
+    assert ran == ["a", "b"]
+    with pytest.raises(RunFailed, match="does not wait"):
+        await chat.run({"resume": True})
+    await chat.run("again")
+    assert (await chat.run("and again")).interrupt is not None
+    assert ran == ["a", "b", "a", "a"]

@@ -61,7 +61,7 @@ class InvocationContext:
         self._position = last_position
         self._behind: set[asyncio.Future[Any]] = set()
         self._failure: BaseException | None = None
-        self._once: dict[str, asyncio.Future[None]] = {}
+        self._once: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._closed: str | None = None
         self.cancelled = False
@@ -147,19 +147,25 @@ class InvocationContext:
         stored outcome is returned. Raises OutcomeUnknown when an earlier attempt died between its start and its
         outcome, and EffectFailed when it raised there. An exception of `function` in this attempt goes out as it is.
         """
-        if (running := self._once.get(key)) is not None:
+        return await self.once_in(f"i{self._number}", key, function, *arguments)
+
+    async def once_in(self, scope: str, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The same for an effect of a history (`scope`), which later runs of its session know, too."""
+        if (running := self._once.get((scope, key))) is not None:
             await asyncio.wait([running])
-            return await self.once(key, function, *arguments)
-        running = self._once[key] = self._loop.create_future()
+            return await self.once_in(scope, key, function, *arguments)
+        running = self._once[scope, key] = self._loop.create_future()
         try:
-            return await self._once_started(key, function, arguments)
+            return await self._once_started(scope, key, function, arguments)
         finally:
-            del self._once[key]
+            del self._once[scope, key]
             running.set_result(None)
 
-    async def _once_started(self, key: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    async def _once_started(
+        self, scope: str, key: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
         await self.assured()
-        token, scope = uuid.uuid4().hex, f"i{self._number}"
+        token = uuid.uuid4().hex
         row = await self.journal(
             journal.started(scope=scope, key=key, token=token, call_id=None, name=key, arguments=None, position=None)
         )
