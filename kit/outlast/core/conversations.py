@@ -8,6 +8,9 @@ from typing import Any
 from outlast.core import ids, jsontext
 from outlast.core.times import milliseconds
 
+MOST_LISTED = 1000
+"""Memories that a list returns at once."""
+
 JSON_LINES = "application/jsonl"
 """The media type of an export."""
 

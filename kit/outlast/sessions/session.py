@@ -103,7 +103,7 @@ class SessionStore:
         named = {field: ids.name(text, field) for field, text in filters.items() if text is not None}
         found = await (await self._store()).read.sessions(
             self._principal, agent=named.get("agent"), actor_id=named.get("actor_id"), parent_id=named.get("parent"),
-            labels=_labels(labels), before=cursor, limit=_limit(limit) + 1,
+            labels=_labels(labels), before=cursor, limit=ids.limit(limit, LARGEST_PAGE) + 1,
         )  # fmt: skip
         shown = found[:limit]
         return SessionPage([_session(one) for one in shown], shown[-1].number if len(found) > limit else None)
@@ -261,12 +261,6 @@ def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
     ):
         raise InvalidRequest("`labels` must be an object of strings", field="labels")
     return dict(labels)
-
-
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
-    return limit
 
 
 def _line(number: int, line: str) -> dict[str, Any]:
