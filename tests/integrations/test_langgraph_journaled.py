@@ -1,6 +1,6 @@
 """Plain functions that nodes call: their effects happen once, whatever happens to the node."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ async def local(store_url: str) -> AsyncIterator[LocalStore]:
         yield opened
 
 
-def around(node: Callable[[MessagesState], Any], **options: Any) -> LangGraphAgent:
-    return LangGraphAgent(StateGraph(MessagesState).add_node("node", node, **options).add_edge(START, "node").compile())
+def around(node: Any, *, retry_policy: RetryPolicy | None = None) -> LangGraphAgent:
+    builder = StateGraph(MessagesState).add_node("node", node, retry_policy=retry_policy)
+    return LangGraphAgent(builder.add_edge(START, "node").compile())
 
 
 class Charges:
