@@ -156,15 +156,12 @@ def as_json(message: BaseMessage) -> dict[str, Any]:
     return {"role": role, "content": told(message), "id": message.id}
 
 
-def transcript(messages: Iterable[BaseMessage], *, awaits_approval: bool = False) -> list[Message]:
+def transcript(messages: Iterable[BaseMessage]) -> list[Message]:
     """Return a history in the neutral terms of the rules about interruptions."""
     entries = []
     for message in messages:
         if isinstance(message, AIMessage):
-            calls = tuple(
-                CallRequest(call["id"] or "", call["name"], awaits_approval=awaits_approval)
-                for call in message.tool_calls
-            )
+            calls = tuple(CallRequest(call["id"] or "", call["name"]) for call in message.tool_calls)
             entries.append(Message(Role.ASSISTANT, message.text, calls, stop=stop_reason(message)))
         elif isinstance(message, ToolMessage):
             entries.append(Message(Role.TOOL, message.text, call_id=message.tool_call_id))

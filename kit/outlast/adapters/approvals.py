@@ -74,9 +74,9 @@ class Question:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def about(cls, call: ToolCall, **details: Any) -> "Question":
+    def about(cls, call: ToolCall) -> "Question":
         """Ask about a call, under the key that it has in the journal."""
-        return cls(call.key, call.arguments, name=call.name, call_id=call.call_id, details=details)
+        return cls(call.key, call.arguments, name=call.name, call_id=call.call_id)
 
 
 def parse(value: Any) -> list[Decision]:

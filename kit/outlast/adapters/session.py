@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
 from outlast.core import jsontext
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound, RunFailed, SessionBusy
-from outlast.core.portal import portal
+from outlast.core.portal import Blocking, blocking, iterating, portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
 from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint
@@ -69,8 +69,9 @@ class ChatSession:
     async def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
         """Go on where the session was interrupted and return the reply.
 
-        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
-        and RunFailed as `run` does.
+        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run
+        whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy and
+        RunFailed as `run` does.
         """
         return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait)))
 
@@ -185,36 +186,20 @@ class ChatSession:
         return end
 
 
-class SyncChatSession:
+class SyncChatSession(Blocking[ChatSession]):
     """A conversation for code without asyncio; every method blocks."""
 
-    def __init__(self, session: ChatSession) -> None:
-        self._session = session
-
-    def run(self, message: Any, *, id: str | None = None, wait: float = 0) -> Reply:
-        return portal().call(self._session.run(message, id=id, wait=wait))
-
-    def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream(message, id=id, wait=wait))
-
-    def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
-        return portal().call(self._session.resume(agent=agent, wait=wait))
-
-    def stream_resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream_resume(agent=agent, wait=wait))
-
-    def resume_point(self) -> ResumePoint | None:
-        return portal().call(self._session.resume_point())
-
-    def messages(self) -> list[dict[str, Any]]:
-        return portal().call(self._session.messages())
-
-    def cancel(self) -> bool:
-        return portal().call(self._session.cancel())
+    run = blocking(ChatSession.run)
+    stream = iterating(ChatSession.stream)
+    resume = blocking(ChatSession.resume)
+    stream_resume = iterating(ChatSession.stream_resume)
+    resume_point = blocking(ChatSession.resume_point)
+    messages = blocking(ChatSession.messages)
+    cancel = blocking(ChatSession.cancel)
 
     def close(self) -> None:
         """Close the session's store for code without asyncio."""
-        portal().call(self._session._local.close())
+        portal().call(self._wrapped._local.close())
 
 
 async def _is_over(engine: Engine, id: str) -> bool:

@@ -80,8 +80,7 @@ class Agent(DurableAgent):
 
 
 def _reply(context: InvocationContext, result: Result) -> Reply:
-    waits = isinstance(result, Interrupt)
-    return Reply.of(
-        context.invocation_id, output=None if waits else result, usage=context.usage,
-        interrupt=jsontext.decode(result.as_json()) if isinstance(result, Interrupt) else None,
-    )  # fmt: skip
+    id, usage = context.invocation_id, context.usage
+    if isinstance(result, Interrupt):
+        return Reply.of(id, interrupt=jsontext.decode(result.as_json()), usage=usage)
+    return Reply.of(id, output=result, usage=usage)
