@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from outlast import DurableAgentServer, Reply, RunFailed, open_store
+from outlast import DurableAgentServer, Reply, RunFailed
 from outlast.adapters import ChatSession, LocalStore
 from outlast.core.records import ApprovalStatus
 from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
@@ -24,12 +23,6 @@ from outlast_langgraph import LangGraphAgent
 from outlast_langgraph.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Shop:

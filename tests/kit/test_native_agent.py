@@ -1,11 +1,11 @@
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from outlast import Agent, AgentResumeError, DurableAgentServer, RunFailed, open_store
+from outlast import Agent, AgentResumeError, DurableAgentServer, RunFailed
 from outlast.adapters import LocalStore
 from outlast.adapters.native import (
     CallDelta,
@@ -27,12 +27,6 @@ from outlast.testing.logs import check_log
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Heard:

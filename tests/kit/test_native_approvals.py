@@ -1,12 +1,12 @@
 """Tool calls that a person decides about: asked, decided, refused, forgotten."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool, open_store
+from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool
 from outlast.adapters import ChatSession, LocalStore
 from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSpec
 from outlast.core import jsontext
@@ -24,12 +24,6 @@ from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 pytestmark = pytest.mark.anyio
 
 BOTH = [ScriptedCall("look", {"at": "stock"}), ScriptedCall("pay", {"amount": 5})]
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Shop:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,6 @@ from outlast.testing.serving import ServerThread
 pytestmark = pytest.mark.anyio
 
 Item = dict[str, Any]
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 async def history(local: LocalStore, id: str = "s") -> list[tuple[str, str]]:
