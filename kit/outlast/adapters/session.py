@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
-from outlast.core import jsontext
+from outlast.core import ids, jsontext
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound, RunFailed, SessionBusy
 from outlast.core.portal import portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
@@ -34,7 +34,7 @@ class ChatSession:
     """One conversation. Get it from `agent.session(id)`."""
 
     def __init__(self, agent: ResumableAgent, id: str, store: LocalStore | str | None) -> None:
-        self.id = id
+        self.id = ids.session_id(id)
         self._agent = agent
         self._local = store if isinstance(store, LocalStore) else open_store(*([store] if store else []))
 
@@ -47,7 +47,7 @@ class ChatSession:
         """Run the agent on a message and return its reply.
 
         Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
-        failed. The same `id` again returns the same run.
+        failed. The same `id`, a UUID, again returns the same run.
         """
         return reply_of(await self._ended(self.stream(message, id=id, wait=wait)))
 
@@ -56,6 +56,7 @@ class ChatSession:
 
         Leaving the iteration early does not stop the run.
         """
+        id = None if id is None else ids.invocation_id(id)
         engine = await self._local.engine(self._agent)
         if id is None or not await _is_over(engine, id):
             id = id or str(uuid.uuid4())
@@ -68,8 +69,9 @@ class ChatSession:
     async def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
         """Go on where the session was interrupted and return the reply.
 
-        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
-        and RunFailed as `run` does.
+        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run
+        whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy and
+        RunFailed as `run` does.
         """
         return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait)))
 
