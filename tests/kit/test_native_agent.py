@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from outlast import Agent, AgentResumeError, DurableAgentServer, RunFailed, open_store
+from outlast import Agent, AgentResumeError, DurableAgentServer, Hooks, RunFailed, open_store
 from outlast.adapters import LocalStore
 from outlast.adapters.native import (
     CallDelta,
@@ -429,6 +429,16 @@ def test_a_function_that_no_model_can_call_is_refused() -> None:
         Agent(ScriptedModel("a"), tools=calling)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ToolSetupError, match="two tools named 'pay'"):
         Agent(ScriptedModel("a"), tools=[Counted().tool(), Counted().tool()])
+
+
+def test_an_agent_of_wrong_parts_is_refused_where_it_is_made() -> None:
+    for model in ("gpt", ScriptedModel):
+        with pytest.raises(TypeError, match="a model is an object"):
+            Agent(model)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(TypeError, match="instance of a class of"):
+        Agent(ScriptedModel("a"), hooks=[Hooks])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(ToolSetupError, match="'play', which is no tool"):
+        Agent(ScriptedModel("a"), tools=[Counted().tool()], rerun_safe={"pay", "play"})
 
 
 def test_the_schema_of_a_tool_is_that_of_its_signature() -> None:
