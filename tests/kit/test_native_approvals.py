@@ -8,7 +8,7 @@ import pytest
 
 from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool
 from outlast.adapters import ChatSession, LocalStore
-from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSpec
+from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
 from outlast.core import jsontext
 from outlast.core.resume import (
     CANCELLED_RESULT,
@@ -222,6 +222,28 @@ async def test_a_tool_may_say_itself_which_calls_need_approval(local: LocalStore
     (approval,) = asked(await agent.session("s", store=local).run("pay"))
     assert approval["arguments"] == {"amount": 50}
     assert paid == [5]
+
+
+async def test_who_says_which_calls_need_approval_takes_the_arguments_it_wants() -> None:
+    def pay(amount: int, currency: str = "EUR", note: str = "") -> str:
+        return "paid"
+
+    assert await Tool(pay, needs_approval=lambda amount: amount > 2).asks('{"amount": 5, "note": "x"}')
+    assert await Tool(pay, needs_approval=lambda currency: currency == "EUR").asks('{"amount": 5}')
+    assert await Tool(pay, needs_approval=lambda **given: given == {"amount": 5, "currency": "EUR", "note": ""}).asks(
+        '{"amount": 5}'
+    )
+
+
+def test_who_says_which_calls_need_approval_takes_nothing_else() -> None:
+    def pay(amount: int) -> str:
+        return "paid"
+
+    for wrong in (lambda order: True, lambda *amounts: True):
+        with pytest.raises(ToolSetupError, match="is no parameter of the tool"):
+            Tool(pay, needs_approval=wrong)
+    with pytest.raises(ToolSetupError, match="true, false or a function"):
+        Tool(pay, needs_approval="yes")  # type: ignore[arg-type]  # that is the point
 
 
 async def test_a_run_without_session_cannot_ask(store_url: str) -> None:

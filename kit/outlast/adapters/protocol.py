@@ -85,7 +85,10 @@ class DurableAgent(ABC):
         )
 
     def session(self, id: str, *, store: LocalStore | str | None = None) -> ChatSession:
-        """Return a conversation with this agent in this process, without a server."""
+        """Return a conversation with this agent in this process, without a server.
+
+        `store` is what `open_store` returns, or its URL. Raises InvalidRequest for an id that cannot name a session.
+        """
         return ChatSession(self, id, store)
 
     async def entered(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
-from outlast.core import jsontext
+from outlast.core import ids, jsontext
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound, RunFailed, SessionBusy
 from outlast.core.portal import Blocking, blocking, iterating, portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
@@ -35,7 +35,7 @@ class ChatSession:
     """One conversation. Get it from `agent.session(id)`."""
 
     def __init__(self, agent: ResumableAgent, id: str, store: LocalStore | str | None) -> None:
-        self.id = id
+        self.id = ids.session_id(id)
         self._agent = agent
         self._local = store if isinstance(store, LocalStore) else open_store(*([store] if store else []))
 
@@ -48,7 +48,7 @@ class ChatSession:
         """Run the agent on a message and return its reply.
 
         Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
-        failed. The same `id` again returns the same run.
+        failed. The same `id`, a UUID, again returns the same run.
         """
         return reply_of(await self._ended(self.stream(message, id=id, wait=wait)))
 
@@ -57,6 +57,7 @@ class ChatSession:
 
         Leaving the iteration early does not stop the run.
         """
+        id = None if id is None else ids.invocation_id(id)
         engine = await self._local.engine(self._agent)
         if id is None or not await _is_over(engine, id):
             id = id or str(uuid.uuid4())

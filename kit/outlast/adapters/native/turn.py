@@ -1,6 +1,7 @@
 """One run of the native agent: start, recover, resume. The items of the history say what is left to do."""
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from outlast.core.records import Approval, ApprovalStatus, StoredItem
 from outlast.core.resume import ResumeKind, for_model, repair, require_resume_point
 from outlast.core.transcript import Message, Role, StopReason
 from outlast.store.grouped import Part
+
+logger = logging.getLogger("outlast.adapters")
 
 LONGEST_RESULT = 1_000_000
 """Characters of a tool's result; it is stored several times, and no model would read more."""
@@ -272,7 +275,8 @@ class NativeTurn:
             return Outcome("error", str(error))
         except LeaseLost:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told, and no tool ends the server
+        except (Exception, SystemExit) as error:  # the model is told, and no tool ends the server
+            logger.info("the tool %r raised", call.name, exc_info=error)
             return Outcome("error", f"{type(error).__name__}: {error}")
 
     async def _closed(self, items: Items, call: ToolCall, otherwise: Outcome = INTERRUPTED) -> Message:
