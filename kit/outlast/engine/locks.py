@@ -31,7 +31,9 @@ def taken(folder: Path, worker: str) -> LockFile | None:
     try:
         return LockFile(folder, worker)
     except OSError as error:
-        logger.warning("there can be no lock file (%s); the death of this worker is noticed by its silence alone", error)
+        logger.warning(
+            "there can be no lock file (%s); the death of this worker is noticed by its silence alone", error
+        )
         return None
 
 
