@@ -14,6 +14,7 @@ from outlast.core.records import Invocation, Status
 from outlast.engine import RequestAuth
 from outlast.server import body, parameters
 from outlast.server.answers import JSON, Methods, json_answer, route
+from outlast.server.presence import present
 from outlast.server.principal import caller
 from outlast.server.problems import RETRY_AFTER_SECONDS
 from outlast.server.runtime import Runtime, Serving
@@ -75,7 +76,8 @@ class Invocations:
             return await self._stream(request, runtime, invocation, cursor)
         if ask.background:
             return _accepted(invocation, base)
-        final = await runtime.engine.wait(invocation, _patience(request, runtime.settings.sync_wait))
+        with present(request):
+            final = await runtime.engine.wait(invocation, _patience(request, runtime.settings.sync_wait))
         return _object(final, base) if final.status.final else _accepted(final, base)
 
     async def get(self, request: Request) -> Response:
