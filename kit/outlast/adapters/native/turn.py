@@ -14,7 +14,7 @@ from outlast.adapters.inputs import InputMessage, Messages
 from outlast.adapters.items import Items
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.native.asking import ask
-from outlast.adapters.native.hooks import Hooks
+from outlast.adapters.native.hooks import AllHooks
 from outlast.adapters.native.model import Model
 from outlast.adapters.native.tools import Tool, ToolError
 from outlast.adapters.outputs import output, total
@@ -60,7 +60,7 @@ class NativeTurn:
         tools: Mapping[str, Tool],
         instructions: str | None,
         limits: Limits,
-        hooks: Hooks,
+        hooks: AllHooks,
     ) -> None:
         self._run, self._input = run, input
         self._model, self._tools, self._instructions, self._limits = model, tools, instructions, limits
