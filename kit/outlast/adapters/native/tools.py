@@ -1,6 +1,7 @@
 """Typed functions as tools: the schema comes from the signature, the arguments are checked before the body runs."""
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,6 +16,8 @@ from outlast.core import jsontext
 from outlast.core.errors import OutlastError
 from outlast.engine.threads import call
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What providers take for the name of a function."""
 _PREFIX = "p_"
 """Of field names; the parameter's own name is the alias, so that any will do, also those pydantic keeps for itself."""
 
@@ -32,6 +35,8 @@ class ToolError(Exception):
 class Tool:
     """A function that a model may call. `async def` runs on the loop, `def` in a thread of its own.
 
+    It has the name of the function unless another is given; providers take 1 to 64 letters, digits, `_` and `-`. What a
+    `functools.partial` fixes is no argument of the tool.
     With `needs_approval`, a person has to agree before it runs; it may be a function that says whether. That one takes
     the arguments of the tool that it wants, by name, with their defaults where the model gave none.
     """
@@ -44,14 +49,14 @@ class Tool:
         description: str | None = None,
         needs_approval: bool | Callable[..., Any] = False,
     ) -> None:
-        """Take a function. Raise ToolSetupError for one whose parameters cannot be described to a model."""
+        """Take a function. Raise ToolSetupError for a name that providers refuse, or parameters that JSON cannot say."""
         if not callable(function):
             raise ToolSetupError(f"a tool is a function; {function!r} is none")
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = _name_of(function) if name is None else _named(name)
         self._function, self._needs_approval = function, needs_approval
         self._arguments, schema = _arguments_of(function, self.name)
         self._asked = _asked_of(needs_approval, list(schema["properties"]), self.name)
-        self.spec = ToolSpec(self.name, description or inspect.getdoc(function) or "", schema)
+        self.spec = ToolSpec(self.name, description or inspect.getdoc(_inner(function)) or "", schema)
 
     async def run(self, arguments: str) -> str:
         """Call the function with JSON text from a model and return what the model is told.
@@ -96,15 +101,36 @@ def tools(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     return found
 
 
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a `functools.partial` calls: that has the docstring and the types."""
+    return _inner(function.func) if isinstance(function, partial) else function
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = str(getattr(function, "__name__", "" if isinstance(function, partial) else type(function).__name__))
+    if not _NAME.fullmatch(name):
+        raise ToolSetupError(f"{function!r} has no name that a model can call it by; give it one: Tool(f, name='...')")
+    return name
+
+
+def _named(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ToolSetupError(f"the name of a tool is 1 to 64 letters, digits, _ and -; {name!r} is none")
+    return name
+
+
 def _arguments_of(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], dict[str, Any]]:
     """Return a model of the parameters of a function, and its JSON schema."""
-    target = function if inspect.isroutine(function) else type(function).__call__
+    inner, fixed = _inner(function), function.keywords if isinstance(function, partial) else ()
+    target = inner if inspect.isroutine(inner) else type(inner).__call__
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except NameError as error:
         raise ToolSetupError(f"the tool {name!r} has an annotation that is not defined: {error}") from error
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in fixed:
+            continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ToolSetupError(f"the tool {name!r} takes {parameter}; name each parameter instead")
         if parameter.name not in hints:
