@@ -1,6 +1,7 @@
 """Tool calls that a person decides about: asked, decided, refused, forgotten."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Shop:
             self.looked.append(at)
             return "5 left"
 
+        self.pay, self.look = pay, look
         self._tools: list[Callable[..., Any] | Tool] = [look, Tool(pay, needs_approval=True)]
         self.agent = self.agent_of(ScriptedModel(Say("I will.", list(calls) or BOTH), answer))
 
@@ -222,6 +224,34 @@ async def test_a_tool_may_say_itself_which_calls_need_approval(local: LocalStore
     (approval,) = asked(await agent.session("s", store=local).run("pay"))
     assert approval["arguments"] == {"amount": 50}
     assert paid == [5]
+
+
+def down(amount: int) -> bool:
+    raise ConnectionError("no rules today")
+
+
+async def cancelled(amount: int) -> bool:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("rule", [down, cancelled, lambda amount: sys.exit(1)])
+@pytest.mark.parametrize(("decision", "paid"), [({"type": "approve"}, [5]), ({"type": "reject"}, [])])
+async def test_a_person_is_asked_where_the_rule_of_a_tool_raises(
+    local: LocalStore,
+    caplog: pytest.LogCaptureFixture,
+    rule: Callable[[int], Any],
+    decision: dict[str, Any],
+    paid: list[int],
+) -> None:
+    shop = Shop()
+    tools = [Tool(shop.pay, needs_approval=rule), shop.look]
+    chat = Agent(ScriptedModel(Say("I will.", BOTH), "Done."), tools=tools).session("s", store=local)
+    (approval,) = asked(await chat.run("buy"))
+    assert (shop.looked, shop.paid) == (["stock"], [])
+    assert "`needs_approval` of the tool 'pay' raised" in caplog.text
+    assert (await chat.run(decided({"id": approval["id"], **decision}))).text == "Done."
+    assert shop.paid == paid
+    assert await chat.resume_point() is None
 
 
 async def test_who_says_which_calls_need_approval_takes_the_arguments_it_wants() -> None:

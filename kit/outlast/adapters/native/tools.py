@@ -1,9 +1,11 @@
 """Typed functions as tools: the schema comes from the signature, the arguments are checked before the body runs."""
 
+import asyncio
 import inspect
+import logging
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,8 @@ from outlast.adapters.native.model import ToolSpec
 from outlast.core import jsontext
 from outlast.core.errors import OutlastError
 from outlast.engine.threads import call
+
+logger = logging.getLogger("outlast.adapters")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What providers take for the name of a function."""
@@ -63,7 +67,7 @@ class Tool:
 
         Raises ToolError for arguments that do not fit and a result that is not JSON; exceptions of the function go out.
         """
-        return _told_of(await call(partial(self._function, **self.check(arguments))))
+        return _told_of(await _called(self._function, self.check(arguments)))
 
     def check(self, arguments: str) -> dict[str, Any]:
         """Return the arguments in JSON text as values for the function. Raises ToolError for what does not fit."""
@@ -71,7 +75,10 @@ class Tool:
         return {name.removeprefix(_PREFIX): getattr(checked, name) for name in checked.model_fields_set}
 
     async def asks(self, arguments: str) -> bool:
-        """Say whether a person has to agree to a call. Not for arguments that the tool refuses anyway."""
+        """Say whether a person has to agree to a call; yes, where the function that says it raises.
+
+        Not for arguments that the tool refuses anyway.
+        """
         try:
             checked = self._checked(arguments)
         except ToolError:
@@ -79,13 +86,29 @@ class Tool:
         if not callable(self._needs_approval):
             return self._needs_approval
         values = {name: getattr(checked, f"{_PREFIX}{name}") for name in self._asked}
-        return bool(await call(partial(self._needs_approval, **values)))
+        try:
+            return bool(await _called(self._needs_approval, values))
+        except (Exception, SystemExit) as error:
+            logger.warning("`needs_approval` of the tool %r raised: a person is asked", self.name, exc_info=error)
+            return True
 
     def _checked(self, arguments: str) -> BaseModel:
         try:
             return self._arguments.model_validate_json(arguments or "{}")
         except ValidationError as error:
             raise ToolError(f"the arguments do not fit: {_told(error)}") from None
+
+
+async def _called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function of the user's. Raise ToolError where it raises CancelledError and nobody had cancelled the run."""
+    try:
+        return await call(partial(function, **values))
+    except asyncio.CancelledError as error:
+        # An inner timeout, a client that was closed.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ToolError(f"CancelledError: {error}") from error
 
 
 def tools(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:

@@ -265,12 +265,6 @@ class NativeTurn:
             return Outcome("error", f"there is no tool {call.name!r}")
         try:
             return _within_bounds(await tool.run(_text(call.arguments)))
-        except asyncio.CancelledError as error:
-            # Tools raise it by themselves, too: an inner timeout, a client that was closed.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return Outcome("error", f"CancelledError: {error}")
         except ToolError as error:
             return Outcome("error", str(error))
         except LeaseLost:
