@@ -400,3 +400,19 @@ async def test_a_model_remembers_for_the_actor_of_its_session(store_url: str) ->
         assert told[:3] == ["Kept at food.", "food:\nlikes tea", "food"]
         assert sorted(told[3:]) == ["Forgot food.", "Not done: there is no memory at 'food'"]
         assert await MemoryStore(store).list(actor_id="ann") == []
+
+
+async def test_a_model_is_told_that_there_is_more_than_it_is_shown(store_url: str) -> None:
+    calls = [ScriptedCall("list_memories"), ScriptedCall("list_memories", {"path_prefix": "tea/9"})]
+    calls.append(ScriptedCall("recall", {"query": "green"}))
+    async with open_store(store_url) as store:
+        await asyncio.gather(*(MemoryStore(store).put(f"tea/{number:03}", "green") for number in range(101)))
+        await MemoryStore(store).put("tea/9", "green")
+        chat = Agent(ScriptedModel(Say(calls=calls), "Done."), tools=MEMORY_TOOLS).session("s", store=store)
+        said = (await chat.run("hi")).messages
+    listed, narrowed, recalled = [message["content"] for message in said if message["role"] == "tool"]
+    assert listed.startswith("tea/000\ntea/001\n")
+    assert listed.endswith("tea/099\nThese are the first 100; there are more. A longer `path_prefix` lists fewer.")
+    assert narrowed == "tea/9"
+    assert recalled.count("green") == 10
+    assert "These are the 10 best; more was found." in recalled
