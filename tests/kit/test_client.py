@@ -95,6 +95,26 @@ def test_every_method_works_without_asyncio(url: str) -> None:
         assert client.cancel(reply.invocation_id)["status"] == "completed"
 
 
+def test_a_client_in_a_second_event_loop_says_what_to_do(url: str) -> None:
+    client = AgentClient(url, agent="brief")
+    chat = client.session("s")
+
+    async def stream() -> None:
+        async for _ in chat.stream("hi"):
+            pass
+
+    async def once_more() -> None:
+        async with client:
+            await client.sessions.get("s")
+
+    asyncio.run(stream())
+    for use in (chat.resume_point, stream, once_more, client.close):
+        with pytest.raises(RuntimeError, match="one AgentClient per event loop: make another"):
+            asyncio.run(use())
+    with pytest.raises(RuntimeError, match="or use SyncAgentClient"):
+        chat.sync.resume_point()
+
+
 async def test_the_same_id_is_the_same_run(client: AgentClient) -> None:
     chat, id = client.session("s"), str(uuid.uuid4())
     assert await chat.run("a", id=id) == await chat.run("a", id=id)

@@ -17,7 +17,9 @@ PATIENCE_SECONDS = 120.0
 
 
 class AgentClient:
-    """A client of one server, for one event loop. Use it as `async with`, or `await close()`.
+    """A client of one server, for one event loop: in another one it raises RuntimeError.
+
+    Use it as `async with`, or `await close()`.
 
     `agent` names one of several agents of the server. `timeout` is how long, in seconds, an answer may be silent (the
     server sends a sign of life every 15 s), `patience` how long a server that cannot be reached is tried again. `http` is a
@@ -60,6 +62,7 @@ class AgentClient:
     async def close(self) -> None:
         """Close the connections; those of a client of your own stay open."""
         if self._owned:
+            self._transport.require_loop()
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:
