@@ -18,6 +18,7 @@ from outlast import (
     RunFailed,
     SyncAgentClient,
 )
+from outlast.adapters import LocalStore
 from outlast.client import ServerUnreachable, UnexpectedAnswer
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
 from outlast.testing._ports import free_port
@@ -89,6 +90,7 @@ def test_every_method_works_without_asyncio(url: str) -> None:
         chat = client.session("s")
         assert chat.run("1+2?").text == "Thr"
         assert chat.resume_point() is not None
+        assert chat.messages()[0]["content"] == "1+2?"
         assert list(chat.stream_resume())[-1]["type"] == "agent.run.finished"
         reply = list(chat.stream("again"))[-1]["reply"]
         assert client.get(reply.invocation_id)["status"] == "completed"
@@ -129,8 +131,6 @@ async def test_wrong_requests_raise_what_they_are(client: AgentClient, url: str)
     assert invalid.value.field == "session_id"
     with pytest.raises(NotFound):
         await client.get(str(uuid.uuid4()))
-    with pytest.raises(NotFound):
-        await client.session("nobody").resume()
     with pytest.raises(RunFailed) as failed:
         await client.session("s").run({"what": 1})
     assert failed.value.code == "invalid_input"
@@ -139,8 +139,49 @@ async def test_wrong_requests_raise_what_they_are(client: AgentClient, url: str)
             await plain.session("s").run(1)
     assert other.value.code == "session_of_other_agent"
     async with AgentClient(f"{url}/elsewhere") as lost:
-        with pytest.raises(NotFound):
-            await lost.session("s").run("a")
+        chat = lost.session("s")
+        for ask in (chat.run("a"), chat.resume(), chat.resume_point(), chat.messages(), chat.cancel()):
+            with pytest.raises(NotFound):
+                await ask
+
+
+@pytest.mark.parametrize("remote", [True, False])
+async def test_a_session_in_which_nothing_was_said_is_empty_there_as_in_process(
+    url: str, local: LocalStore, remote: bool
+) -> None:
+    async with AgentClient(url, agent="brief") as client:
+        agent = Agent(ScriptedModel("Hello!"), name="brief")
+        chat = client.session("nobody") if remote else agent.session("nobody", store=local)
+        assert await chat.resume_point() is None
+        assert await chat.messages() == []
+        assert await chat.cancel() is False
+        with pytest.raises(AgentResumeError) as refused:
+            await chat.resume()
+        assert refused.value.reason == "empty"
+        with pytest.raises(AgentResumeError) as refused:
+            async for _ in chat.stream_resume():
+                pass
+        assert refused.value.reason == "empty"
+        assert [session.id async for session in client.sessions.list()] == []
+
+
+async def test_the_messages_of_a_remote_session_are_those_of_one_in_process(
+    client: AgentClient, local: LocalStore
+) -> None:
+    await client.session("a/b").run("1+2?")
+    here = Agent(ScriptedModel("Hello!"), name="native").session("a/b", store=local)
+    found = await client.session("a/b").messages()
+    assert found == await here.messages()
+    assert [one["role"] for one in found] == ["user", "assistant", "tool", "assistant"]
+    assert found[1]["tool_calls"] == [{"id": "call_1", "name": "add", "arguments": '{"a": 1, "b": 2}'}]
+
+
+async def test_handlers_of_ones_own_have_no_messages_to_tell(url: str) -> None:
+    async with AgentClient(url, agent="plain") as client:
+        await client.session("s").run(1)
+        with pytest.raises(Conflict) as caught:
+            await client.session("s").messages()
+    assert caught.value.code == "unsupported_for_agent"
 
 
 async def test_a_session_that_is_busy_says_so(url: str) -> None:

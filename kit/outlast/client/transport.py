@@ -17,6 +17,7 @@ from outlast.core.errors import (
     NotFound,
     OutlastError,
     SessionBusy,
+    SessionNotFound,
     StoreUnavailable,
 )
 
@@ -193,6 +194,8 @@ def _refuse(answer: httpx.Response) -> None:
             answer.status_code,
         )
     match answer.status_code:
+        case 404 if code == SessionNotFound.code:
+            raise SessionNotFound(detail)
         case 404:
             raise NotFound(detail, code=code)
         case 410:

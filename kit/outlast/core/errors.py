@@ -38,6 +38,12 @@ class NotFound(OutlastError):
     code = "not_found"
 
 
+class SessionNotFound(NotFound):
+    """There is no such session for this principal."""
+
+    code = "session_not_found"
+
+
 class Gone(OutlastError):
     """It was there and was deleted; its id is not reusable yet."""
 

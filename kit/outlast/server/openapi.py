@@ -353,6 +353,15 @@ _PATHS |= {
             requestBody=_fields(id=_NAME, up_to_item_id=_NAME, actor_id=_NAME, labels=_LABELS),
         ),
     },
+    "/api/sessions/{session_id}/messages": {
+        **_SESSION,
+        "get": _of_sessions(
+            "Its messages, oldest first, wherever its agent keeps them.",
+            "list_session_messages",
+            "200",
+            _page({"type": "object"}),
+        ),
+    },
     "/api/sessions/{session_id}/resume-point": {
         **_SESSION,
         "get": _of_sessions("How it was interrupted.", "get_resume_point", "200", {"application/json": {}}),

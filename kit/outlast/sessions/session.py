@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
 from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
-from outlast.core.errors import InvalidRequest, NotFound
+from outlast.core.errors import InvalidRequest, NotFound, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
 
@@ -226,7 +226,7 @@ class SessionStore:
     async def _find(self, id: str) -> StoredSession:
         found = await (await self._store()).read.session(self._principal, ids.session_id(id))
         if found is None:
-            raise NotFound(f"there is no session {id!r}")
+            raise SessionNotFound(f"there is no session {id!r}")
         return found
 
 
