@@ -176,6 +176,17 @@ async def test_the_messages_of_a_remote_session_are_those_of_one_in_process(
     assert found[1]["tool_calls"] == [{"id": "call_1", "name": "add", "arguments": '{"a": 1, "b": 2}'}]
 
 
+async def test_a_history_that_is_no_conversation_is_named(client: AgentClient, local: LocalStore) -> None:
+    await client.sessions.create("s")
+    await client.sessions.append("s", [{"n": 1}], key="k")
+    here = Agent(ScriptedModel("Hello!"), name="native").session("s", store=local)
+    for chat in (here, client.session("s")):
+        for ask in (chat.messages(), chat.resume_point(), chat.resume()):
+            with pytest.raises(RunFailed, match="the item 'k-0' of this session is no message") as failed:
+                await ask
+            assert failed.value.code == "invalid_history"
+
+
 async def test_handlers_of_ones_own_have_no_messages_to_tell(url: str) -> None:
     async with AgentClient(url, agent="plain") as client:
         await client.session("s").run(1)

@@ -13,6 +13,7 @@ from outlast.core.errors import (
     AgentResumeError,
     Conflict,
     Gone,
+    InvalidHistory,
     InvalidRequest,
     NotFound,
     OutlastError,
@@ -204,6 +205,8 @@ def _refuse(answer: httpx.Response) -> None:
             raise AgentResumeError(code.removeprefix("resume_"), detail)
         case 409 if code == SessionBusy.code:
             raise SessionBusy(detail)
+        case 409 if code == InvalidHistory.code:
+            raise InvalidHistory(detail)
         case 409:
             raise Conflict(detail, code=code)
         case 400 | 413 | 422:

@@ -106,6 +106,15 @@ class RunFailed(OutlastError):
         super().__init__(message, code=code)
 
 
+class InvalidHistory(RunFailed):
+    """What is stored of a session is no conversation of its agent; the message names the item."""
+
+    code = "invalid_history"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.code, message)
+
+
 RESUME_REASONS = {
     "completed": "it is completed, and nothing is left to do",
     "refused": "the model, or a filter of its provider, refused to answer",
