@@ -14,11 +14,12 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from outlast import DurableAgentServer, Reply, RunFailed
+from outlast import AgentClient, DurableAgentServer, Reply, RunFailed
 from outlast.adapters import ChatSession, LocalStore
-from outlast.core.records import ApprovalStatus
+from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
 from outlast.testing.scripted import Say, Script, ScriptedCall
+from outlast.testing.serving import ServerThread
 from outlast_langgraph import LangGraphAgent
 from outlast_langgraph.testing import ScriptedChatModel
 
@@ -231,6 +232,24 @@ def test_a_run_that_waited_behind_a_question_does_not_close_it(store_url: str) -
             "question", "how many?", first["id"],
         )  # fmt: skip
         assert post({"resume": 3})["output"]["text"] == "You said 3"
+
+
+async def test_the_inbox_shows_calls_and_questions(store_url: str) -> None:
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"You said {interrupt({'how': 'many?'})}")]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    agents = {"asks": LangGraphAgent(graph), "pays": Shop(5).agent}
+    with ServerThread(DurableAgentServer(agents=agents, store=store_url)) as server:
+        async with AgentClient(server.url) as client:
+            await client.session("a").run("go", agent="asks")
+            await client.session("b").run("buy", agent="pays")
+            approval, question = [one async for one in client.approvals(status="open")]
+    assert (question.kind, question.agent, question.arguments) == (ApprovalKind.QUESTION, "asks", {"how": "many?"})
+    assert (question.name, question.call_id, question.allowed) == (None, None, ())
+    assert (approval.kind, approval.name, approval.arguments) == (ApprovalKind.APPROVAL, "pay", {"amount": 5})
+    assert approval.allowed == ["approve", "edit", "reject", "respond"]
+    assert {"interrupt_id", "description"} <= approval.details.keys()
 
 
 async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(local: LocalStore) -> None:

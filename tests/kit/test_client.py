@@ -17,10 +17,12 @@ from outlast import (
     InvocationContext,
     RunFailed,
     SyncAgentClient,
+    Tool,
 )
 from outlast.adapters import LocalStore
-from outlast.client import ServerUnreachable, UnexpectedAnswer
+from outlast.client import ApprovalRequest, ServerUnreachable, UnexpectedAnswer
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
+from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.testing._ports import free_port
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerProcess, ServerThread
@@ -185,6 +187,37 @@ async def test_a_history_that_is_no_conversation_is_named(client: AgentClient, l
             with pytest.raises(RunFailed, match="the item 'k-0' of this session is no message") as failed:
                 await ask
             assert failed.value.code == "invalid_history"
+
+
+async def test_the_inbox_of_a_server_is_read_to_its_end(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.server.parameters.PAGE", 2)
+    script = ScriptedModel(Say("I will.", [ScriptedCall("add", {"a": 1, "b": 2})]), "Done.")
+    agent = Agent(script, tools=[Tool(add, needs_approval=True)])
+    with ServerThread(DurableAgentServer(agent, store=store_url)) as server:
+        async with AgentClient(server.url) as client:
+            for name in "abcde":
+                await client.session(name).run("1+2?")
+            waiting = [one async for one in client.approvals(status="open")]
+            assert [one.session_id for one in waiting] == list("edcba")
+            assert (waiting[0].kind, waiting[0].status) == (ApprovalKind.APPROVAL, ApprovalStatus.OPEN)
+            assert (waiting[0].name, waiting[0].call_id, waiting[0].arguments) == ("add", "call_1", {"a": 1, "b": 2})
+            assert (waiting[0].allowed, waiting[0].details) == (["approve", "edit", "reject", "respond"], {})
+            decision = {"id": waiting[0].id, "type": "approve"}
+            await client.session("e").run({"resume": {"decisions": [decision]}})
+            assert len([one async for one in client.approvals()]) == 5
+            with pytest.raises(InvalidRequest) as refused:
+                await anext(client.approvals(status="closing"))
+            assert refused.value.field == "status"
+
+        def decided() -> list[ApprovalRequest]:
+            with SyncAgentClient(server.url) as client:
+                assert [one.session_id for one in client.approvals(session_id="a")] == ["a"]
+                return list(client.approvals(status=ApprovalStatus.DECIDED))
+
+        (seen,) = await asyncio.to_thread(decided)
+    assert (seen.session_id, seen.decision) == ("e", {"type": "approve"})
+    assert seen.decided_at is not None
+    assert seen.decided_at >= seen.created_at
 
 
 async def test_handlers_of_ones_own_have_no_messages_to_tell(url: str) -> None:
