@@ -81,8 +81,10 @@ async def waiting(local: LocalStore) -> list[str]:
 async def test_an_approved_call_runs_once(local: LocalStore, mode: str, inside: bool) -> None:
     shop = Shop(5, mode=mode, inside=inside)
     chat = shop.chat(local)
-    (approval,) = asked(await chat.run("buy"))
+    reply = await chat.run("buy")
+    (approval,) = asked(reply)
     assert (approval["name"], approval["arguments"], shop.paid) == ("pay", {"amount": 5}, [])
+    assert reply.text == "I will."
     point = await chat.resume_point()
     assert point is not None
     assert (point.kind, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, [approval])

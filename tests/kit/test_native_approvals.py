@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool
+from outlast import (
+    Agent,
+    AgentClient,
+    AgentResumeError,
+    DurableAgentServer,
+    InvocationContext,
+    Reply,
+    RunFailed,
+    Tool,
+    open_store,
+)
 from outlast.adapters import ChatSession, LocalStore
 from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
 from outlast.core import jsontext
@@ -21,6 +31,7 @@ from outlast.core.resume import (
 from outlast.core.transcript import Message, Role, StopReason
 from outlast.sessions import SessionStore
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+from outlast.testing.serving import ServerThread
 
 pytestmark = pytest.mark.anyio
 
@@ -74,11 +85,30 @@ async def test_a_run_stops_before_a_call_that_needs_approval_and_does_the_others
     shop = Shop()
     reply = await shop.chat(local).run("buy")
     (approval,) = asked(reply)
-    assert (approval["name"], approval["arguments"]) == ("pay", {"amount": 5})
+    assert (approval["name"], approval["arguments"], reply.text) == ("pay", {"amount": 5}, "I will.")
     assert (shop.looked, shop.paid) == (["stock"], [])
     point = await shop.chat(local).resume_point()
     assert point is not None
     assert (point.kind, point.cause, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, None, [approval])
+
+
+async def test_what_the_model_said_before_it_asked_is_the_text_wherever_it_is_read(store_url: str) -> None:
+    def shop() -> Agent:
+        silent = ScriptedModel(Say("", [ScriptedCall("pay", {"amount": 5})]))
+        return Shop().agent_of(silent) if quiet else Shop().agent
+
+    for quiet, text in ((False, "I will."), (True, "")):
+        async with open_store(store_url) as local:
+            assert (await shop().session(f"run {quiet}", store=local).run("buy")).text == text
+            events = [event async for event in shop().session(f"stream {quiet}", store=local).stream("buy")]
+            assert events[-1]["reply"].text == text
+        with ServerThread(DurableAgentServer(shop(), store=store_url)) as server:
+            async with AgentClient(server.url) as client:
+                reply = await client.session(f"http {quiet}").run("buy")
+                assert reply.text == text
+                events = [event async for event in client.session(f"remote {quiet}").stream("buy")]
+                assert events[-1]["reply"].text == text
+                assert (await client.get(reply.invocation_id))["interrupt"].get("text", "") == text
 
 
 async def test_an_approved_call_runs_once_and_the_run_goes_on(local: LocalStore) -> None:
@@ -278,8 +308,6 @@ def test_who_says_which_calls_need_approval_takes_nothing_else() -> None:
 
 async def test_a_run_without_session_cannot_ask(store_url: str) -> None:
     from fastapi.testclient import TestClient
-
-    from outlast import DurableAgentServer
 
     shop = Shop()
     with TestClient(DurableAgentServer(shop.agent, store=store_url)) as client:

@@ -172,7 +172,8 @@ class NativeTurn:
             await self._answer_calls(items)
             if waiting := self._waiting(items):
                 self._count(items)
-                return approvals.interrupt(waiting)
+                asked = next(message for message in reversed(items.messages) if message.calls)
+                return approvals.interrupt(waiting, asked.text)
             answer = await self._call_model(items)
             if self._is_over(items):
                 return self._result(items)
