@@ -274,7 +274,7 @@ async def test_a_person_is_asked_where_the_rule_of_a_tool_raises(
     paid: list[int],
 ) -> None:
     shop = Shop()
-    tools = [Tool(shop.pay, needs_approval=rule), shop.look]
+    tools: list[Any] = [Tool(shop.pay, needs_approval=rule), shop.look]
     chat = Agent(ScriptedModel(Say("I will.", BOTH), "Done."), tools=tools).session("s", store=local)
     (approval,) = asked(await chat.run("buy"))
     assert (shop.looked, shop.paid) == (["stock"], [])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.core import ids, jsontext
+from outlast.core.errors import InvalidRequest
 from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.times import milliseconds
 
@@ -167,7 +168,11 @@ def memory_place(cursor: str) -> tuple[str, str | None]:
 
 
 async def lines_of(export: Iterable[str] | AsyncIterable[str]) -> list[str]:
-    """Return the lines of what `export` gave, also while it is given, or as one text."""
+    """Return the lines of what `export` gave, also while it is given, or as one text. Raise InvalidRequest."""
     if isinstance(export, str):
         return export.split("\n")
-    return [line async for line in export] if isinstance(export, AsyncIterable) else list(export)
+    lines = [line async for line in export] if isinstance(export, AsyncIterable) else ids.objects(export, "lines")
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, str):
+            raise InvalidRequest(f"line {number} is no text", code="invalid_import", field=f"line {number}")
+    return lines

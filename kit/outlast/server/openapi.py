@@ -58,7 +58,10 @@ SCHEMAS: dict[str, Schema] = {
             "error": _object(
                 {"code": {"type": "string"}, "message": {"type": "string"}}, ["code", "message"], "Only when failed."
             ),
-            "interrupt": {"type": "object", "description": "What it needs a person for, and the text; only when interrupted."},
+            "interrupt": {
+                "type": "object",
+                "description": "What it needs a person for, and the text; only when interrupted.",
+            },
             "usage": {"type": ["object", "null"]},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
             **_URLS,

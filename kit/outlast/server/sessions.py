@@ -123,9 +123,7 @@ class Sessions:
     async def append(self, request: Request) -> Response:
         await self._refuse_checkpoints(request)
         fields = await self._fields(request, "items", "key")
-        items = fields.get("items")
-        if not isinstance(items, list):
-            raise InvalidRequest("`items` is required: a list of objects", code="invalid_field", field="items")
+        items: Any = fields.get("items")
         stored = await self._store(request).append(_id(request), items, key=fields.get("key"))
         return json_answer(project.page([_item(one) for one in stored], None), 201)
 
@@ -141,11 +139,8 @@ class Sessions:
 
     async def fork(self, request: Request) -> Response:
         fields = await self._fields(request, "id", "up_to_item_id", "actor_id", "labels")
-        up_to = fields.get("up_to_item_id")
-        if not isinstance(up_to, str | None):
-            raise InvalidRequest("`up_to_item_id` must be a string", code="invalid_field", field="up_to_item_id")
         copy = await self._store(request).fork(
-            _id(request), fields.get("id"), up_to_item_id=up_to, actor_id=fields.get("actor_id"),
+            _id(request), fields.get("id"), up_to_item_id=fields.get("up_to_item_id"), actor_id=fields.get("actor_id"),
             labels=fields.get("labels"),
         )  # fmt: skip
         return json_answer(_session(copy), 201)
