@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from outlast import (
 from outlast.adapters import ChatSession, LocalStore
 from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
 from outlast.core import jsontext
+from outlast.core.records import Status
 from outlast.core.resume import (
     CANCELLED_RESULT,
     INTERRUPTED_RESULT,
@@ -226,6 +227,90 @@ async def test_what_is_open_in_a_session_is_not_open_in_its_copy(local: LocalSto
     assert await results(local, "copy") == ["5 left", NOT_APPROVED_RESULT]
     await shop.chat(local).run(decided({"id": approval["id"], "type": "approve"}))
     assert shop.paid == [5]
+
+
+async def forked(local: LocalStore) -> None:
+    await SessionStore(local).fork("s", "copy")
+
+
+async def forked_twice(local: LocalStore) -> None:
+    await SessionStore(local).fork("s", "between")
+    await SessionStore(local).fork("between", "copy")
+
+
+async def forked_after_a_message_by_hand(local: LocalStore) -> None:
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await SessionStore(local).fork("s", "copy")
+
+
+async def forked_from_what_is_gone(local: LocalStore) -> None:
+    await forked_twice(local)
+    await SessionStore(local).delete("s")
+    await SessionStore(local).delete("between")
+
+
+async def forked_from_a_run_that_is_gone(local: LocalStore) -> None:
+    await forked_twice(local)
+    await remove_runs(local)
+
+
+async def forked_from_where_it_was_asked(local: LocalStore) -> None:
+    await Agent(ScriptedModel("Never mind.")).session("s", store=local).run("never mind")
+    await remove_runs(local)
+    said = [item async for item in SessionStore(local).items("s") if item.content.get("tool_calls")]
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await SessionStore(local).fork("s", "copy", up_to_item_id=said[0].id)
+
+
+async def forked_from_where_it_was_rejected(local: LocalStore) -> None:
+    (waiting,) = await (await local.store()).read.approvals_listed(
+        "local", status=None, session_id="s", before=None, limit=9
+    )
+    await Shop().chat(local).run(decided({"id": waiting.key, "type": "reject"}))
+    await forked_from_where_it_was_asked(local)
+
+
+async def remove_runs(local: LocalStore) -> None:
+    """Do what retention does."""
+    store = await local.store()
+    for status in Status:
+        await store.remove_old(status=status, age_ms=-1000, keep_ms=0, limit=100)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        forked,
+        forked_twice,
+        forked_after_a_message_by_hand,
+        forked_from_what_is_gone,
+        forked_from_a_run_that_is_gone,
+        forked_from_where_it_was_asked,
+        forked_from_where_it_was_rejected,
+    ],
+)
+async def test_what_nobody_approved_is_not_approved_in_any_copy_and_never_runs_there(
+    local: LocalStore, copied: Callable[[LocalStore], Awaitable[None]]
+) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    await copied(local)
+    # Whatever the tools of a later agent say about the call.
+    later = Agent(ScriptedModel("Done."), tools=[shop.pay, shop.look], rerun_safe={"pay"})
+    assert (await later.session("copy", store=local).resume()).text == "Done."
+    assert (await results(local, "copy"))[-1] == NOT_APPROVED_RESULT
+    assert shop.paid == []
+
+
+async def test_what_was_closed_by_hand_stays_not_approved_when_its_run_is_gone(local: LocalStore) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await remove_runs(local)
+    later = Agent(ScriptedModel("Done."), tools=[shop.pay, shop.look], rerun_safe={"pay"})
+    await later.session("s", store=local).resume()
+    assert await results(local) == ["5 left", NOT_APPROVED_RESULT]
+    assert shop.paid == []
 
 
 async def test_a_history_that_is_changed_by_hand_closes_what_is_open(local: LocalStore) -> None:

@@ -277,10 +277,6 @@ _DELETE_JOURNAL = Statement(
             AND o.state IN ('pending', 'started', 'waiting'))
     """
 )
-# What is open may still be decided, whatever became of the run that asked.
-_DELETE_APPROVALS = Statement(
-    "DELETE FROM {p}approvals WHERE invocation_number IN (SELECT f.value FROM {values} f) AND status <> 'open'"
-)
 _OWN_SCOPE = "WHERE scope IN (SELECT 'i' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _OWN_SCOPE)
@@ -317,12 +313,14 @@ def remove_old(connection: Connection, *, status: Status, age_ms: int, keep_ms: 
 
 
 def remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None:
-    """Remove final invocations with their logs and leave tombstones for `keep_ms`."""
+    """Remove final invocations with their logs and leave tombstones for `keep_ms`.
+
+    What they asked stays as long as the history of the session, in which a call may be open that nobody approved.
+    """
     listed = values(numbers)
     connection.send(_BURY, values=listed, keep_ms=keep_ms)
     connection.send(_DELETE_EVENTS, values=listed)
     connection.send(_DELETE_JOURNAL, values=listed)
-    connection.send(_DELETE_APPROVALS, values=listed)
     for statement in _DELETE_HISTORIES:
         connection.send(statement, values=listed)
     connection.send(_DELETE, values=listed)

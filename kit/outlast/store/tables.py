@@ -188,7 +188,7 @@ approvals = Table(
     sqlite_autoincrement=True,
 )
 """What a person has to decide or to answer. `key` names it in its history; `newest_run` is the newest run that had been
-accepted when it was asked, so that a later run is told from one that was waiting already."""
+accepted when it was asked, so that a later run is told from one that was waiting already. It is kept as long as its session."""
 
 heads = Table(
     "heads",

@@ -250,8 +250,8 @@ class NativeTurn:
         if decision is not None and edited:
             call = replace(call, arguments=decision.arguments)
         journal = self._run.journal
-        if row is None and call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
-            # Also where the tool may run again: nobody agreed to it once.
+        if call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
+            # Also where the tool may run again: nobody agreed to it, or it may have run since.
             return _result_of(call, await journal.close(call, proven=True))
         outcome = await journal.start(call)
         if outcome is None:
