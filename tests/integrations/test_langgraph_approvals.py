@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from outlast import AgentClient, DurableAgentServer, Reply, RunFailed
+from outlast import AgentClient, DurableAgentServer, EngineSettings, Reply, RunFailed, open_store
 from outlast.adapters import ChatSession, LocalStore
 from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
@@ -352,3 +352,30 @@ async def test_a_breakpoint_is_passed_when_somebody_says_so(local: LocalStore, w
     await chat.run("again")
     assert (await chat.run("and again")).interrupt is not None
     assert ran == ["a", "b", "a", "a"]
+
+
+async def test_cancelling_a_run_that_lost_its_worker_answers_its_calls_before_it_is_final(store_url: str) -> None:
+    began = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    graph = create_agent(ScriptedChatModel(script=Script(Say("", [ScriptedCall("wait")]), "Done.")), [wait])
+    stopped = LocalStore(store_url, EngineSettings(claims=False, drain_timeout=0))
+    running = asyncio.ensure_future(LangGraphAgent(graph).session("s", store=stopped).run("go"))
+    await began.wait()
+    await stopped.close()
+    with pytest.raises(RunFailed, match="the store was closed"):
+        await running
+    async with open_store(store_url) as local:
+        chat = LangGraphAgent(graph).session("s", store=local)
+        assert await chat.cancel()
+        while (point := await chat.resume_point()) is None or point.cause != "cancelled":
+            await asyncio.sleep(0.01)
+        assert point.kind is ResumeKind.CALL_MODEL
+        assert await results(chat) == [CANCELLED_RESULT]
+        assert (await chat.resume()).text == "Done."

@@ -11,6 +11,7 @@ from outlast import (
     Agent,
     AgentClient,
     AgentResumeError,
+    Conflict,
     DurableAgentServer,
     InvocationContext,
     Reply,
@@ -21,7 +22,7 @@ from outlast import (
 from outlast.adapters import ChatSession, LocalStore
 from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
 from outlast.core import jsontext
-from outlast.core.records import Status
+from outlast.core.records import Invocation, Status
 from outlast.core.resume import (
     CANCELLED_RESULT,
     INTERRUPTED_RESULT,
@@ -30,6 +31,7 @@ from outlast.core.resume import (
     ResumeKind,
 )
 from outlast.core.transcript import Message, Role, StopReason
+from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerThread
@@ -430,6 +432,92 @@ async def test_cancelling_a_run_answers_its_calls_before_it_is_final(local: Loca
     assert point is not None
     assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
     assert (await agent.session("s", store=local).resume()).text == "Done."
+
+
+class Lost:
+    """An agent whose run is handed back while one of its tools is under way, as a worker that stops does."""
+
+    def __init__(self, url: str) -> None:
+        self.began, self._url = asyncio.Event(), url
+
+        async def wait() -> str:
+            """Wait."""
+            self.began.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        async def quick() -> str:
+            """Be quick."""
+            return "quick"
+
+        script = ScriptedModel(Say("", [ScriptedCall("quick"), ScriptedCall("wait")]), "Done.")
+        self.agent = Agent(script, tools=[quick, wait])
+
+    async def run(self) -> None:
+        local = LocalStore(self._url, EngineSettings(claims=False, drain_timeout=0))
+        running = asyncio.create_task(self.agent.session("s", store=local).run("go"))
+        await self.began.wait()
+        while len(await results_in_journal(local)) < 1:
+            await asyncio.sleep(0.01)
+        await local.close()
+        with pytest.raises(RunFailed, match="the store was closed"):
+            await running
+
+
+async def results_in_journal(local: LocalStore) -> list[Any]:
+    return [call for call in await (await local.store()).read.calls("s1") if call.outcome is not None]
+
+
+@pytest.mark.parametrize("goes_on", ["cancel", "message", "server", "resume"])
+async def test_cancelling_a_run_that_lost_its_worker_answers_its_calls_before_it_is_final(
+    store_url: str, goes_on: str
+) -> None:
+    lost = Lost(store_url)
+    await lost.run()
+    async with open_store(store_url) as local:
+        chat = lost.agent.session("s", store=local)
+        if goes_on == "cancel":
+            assert await chat.cancel()
+        elif goes_on == "message":
+            other = Agent(ScriptedModel("Done."))
+            assert (await other.session("s", store=local).run("Never mind.")).text == "Done."
+        else:
+            # Cancelled when nobody was there who could finish it.
+            await (await local.store()).cancel("local", (await run_of(local)).id)
+            if goes_on == "resume":
+                assert (await chat.resume()).text == "Done."
+            else:
+                with ServerThread(DurableAgentServer(lost.agent, store=store_url)) as server:
+                    async with AgentClient(server.url) as client:
+                        while (await client.sessions.get("s")).active is not None:
+                            await asyncio.sleep(0.01)
+        while (ended := await run_of(local)).status is not Status.FAILED:
+            await asyncio.sleep(0.01)
+        assert ended.error is not None
+        assert jsontext.decode(ended.error)["code"] == "cancelled"
+        assert await results(local) == ["quick", CANCELLED_RESULT]
+        if goes_on in ("cancel", "server"):
+            point = await chat.resume_point()
+            assert point is not None
+            assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
+            assert (await chat.resume()).text == "Done."
+
+
+async def test_another_agent_does_not_end_a_run_that_lost_its_worker(store_url: str) -> None:
+    lost = Lost(store_url)
+    await lost.run()
+    async with open_store(store_url) as local:
+        other = Agent(ScriptedModel("Hello!"), name="other").session("s", store=local)
+        with pytest.raises(Conflict) as refused:
+            await other.run("hi")
+        assert refused.value.code == "session_of_other_agent"
+        assert ((await run_of(local)).status, (await run_of(local)).cancel) == (Status.QUEUED, None)
+
+
+async def run_of(local: LocalStore) -> Invocation:
+    """Return the first run of the session."""
+    read = (await local.store()).read
+    return (await read.listed("local", session_id="s", status=None, agent=None, metadata={}, before=None, limit=9))[-1]
 
 
 async def test_a_run_that_waits_says_what_it_used(local: LocalStore) -> None:
