@@ -6,5 +6,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("outlast_langgraph needs LangGraph: pip install 'outlast[langgraph]'") from error
 
 from outlast_langgraph.agent import LangGraphAgent, recognise
+from outlast_langgraph.saver import StoreSaver
 
-__all__ = ["LangGraphAgent", "recognise"]
+__all__ = ["LangGraphAgent", "StoreSaver", "recognise"]

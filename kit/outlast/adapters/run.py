@@ -71,7 +71,7 @@ class Run:
         One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
         """
         faults.reach("checkpoint.before_put")
-        parts = [] if checkpoint is None else [checkpoints.put(checkpoint)]
+        parts = [] if checkpoint is None else checkpoints.put(self.history.scope, checkpoint)
         parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
         parts.extend(self.journal.pending(calls))
         parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
@@ -88,9 +88,7 @@ class Run:
         uses: Sequence[str] = (),
     ) -> None:
         """Store pending writes of a checkpoint, under the lease, with notes of what they use up."""
-        parts = checkpoints.put_writes(
-            scope=self.history.scope, namespace=namespace, checkpoint_id=checkpoint_id, writes=writes, replace=replace
-        )
+        parts = checkpoints.put_writes(self.history.scope, namespace, checkpoint_id, writes, replace=replace)
         await self.context.write(parts=[*parts, *map(self.journal.used, uses)])
 
     async def assured(self) -> None:

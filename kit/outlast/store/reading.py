@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
-from sqlalchemy import Engine, Select, and_, func, literal_column, or_, select
+from sqlalchemy import Engine, Select, Text, and_, func, literal_column, or_, select
+from sqlalchemy import cast as sa_cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -252,16 +253,41 @@ class Reader:
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
-        """Read a checkpoint with its pending writes; without an id, the head of the namespace."""
+        """Read a checkpoint with its pending writes, in digests; without an id, the head of the namespace."""
         return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id), patient=True)
 
     async def checkpoints(
-        self, scope: str, *, namespace: str | None = None, before: str | None = None, limit: int | None = None
+        self,
+        scope: str,
+        *,
+        namespace: str | None = None,
+        before: str | None = None,
+        behind: tuple[str, str] | None = None,
+        limit: int | None = None,
     ) -> list[Checkpoint]:
-        """Newest first, below the id `before`."""
+        """Newest first, with ids below `before`, and behind this id and namespace."""
         return await self._run(
-            lambda connection: checkpoints.listed(connection, scope, namespace, before, limit), patient=True
+            lambda connection: checkpoints.listed(
+                connection, scope, namespace=namespace, before=before, behind=behind, limit=limit
+            ),
+            patient=True,
         )
+
+    async def parts(self, scope: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Read what checkpoints name by digests."""
+        return await self._run(lambda connection: checkpoints.contents(connection, scope, digests), patient=True)
+
+    async def checkpointed(self, principal: str) -> list[str]:
+        """Read the ids of the sessions that have checkpoints, the newest first."""
+        query = (
+            select(sessions.c.id)
+            .where(
+                sessions.c.principal == principal,
+                select(heads.c.scope).where(heads.c.scope == "s" + sa_cast(sessions.c.number, Text)).exists(),
+            )
+            .order_by(sessions.c.number.desc())
+        )
+        return await self._run(lambda connection: list(connection.execute(query).scalars()))
 
     async def session_number(self, principal: str, id: str) -> int | None:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)

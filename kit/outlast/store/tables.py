@@ -208,12 +208,11 @@ checkpoints = Table(
     Column("namespace", Text, primary_key=True),
     Column("id", Text, primary_key=True),
     Column("parent", Text),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("metadata", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )
-"""Checkpoints of a framework's state; `type` and `body` are its serialised form."""
+"""Checkpoints of a framework's state; `body` is as `parts` packs it."""
 
 checkpoint_writes = Table(
     "checkpoint_writes",
@@ -224,10 +223,18 @@ checkpoint_writes = Table(
     Column("task_id", Text, primary_key=True),
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("channel", Text, nullable=False),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("task_path", Text, nullable=False),
 )
+
+checkpoint_parts = Table(
+    "checkpoint_parts",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""What checkpoints and their writes have in common, each once in a history."""
 
 memories = Table(
     "memories",

@@ -19,7 +19,6 @@ def upgrade() -> None:
         sa.Column("task_id", sa.Text(), nullable=False),
         sa.Column("position", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("channel", sa.Text(), nullable=False),
-        sa.Column("type", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("task_path", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("scope", "namespace", "checkpoint_id", "task_id", "position"),
@@ -30,11 +29,17 @@ def upgrade() -> None:
         sa.Column("namespace", sa.Text(), nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("parent", sa.Text(), nullable=True),
-        sa.Column("type", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("metadata", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("scope", "namespace", "id"),
+    )
+    op.create_table(
+        "checkpoint_parts",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "digest"),
     )
     op.create_table(
         "events",
