@@ -4,7 +4,7 @@ A list is kept by its elements and a dict by its entries, so that what did not c
 own serialiser says the same of the same; what another one makes is kept whole. Nothing is ever unpickled.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from langgraph.checkpoint.base import Checkpoint
@@ -13,7 +13,13 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from outlast.adapters.history import Element, History, Payload, Value
 
-_ONE, _LIST, _DICT = 0, 1, 2
+_WHOLE, _LIST, _ENTRIES = 0, 1, 2
+Shape = int | dict[str, Any]
+"""How a value was taken apart; a dict says it of each of its entries."""
+
+OPENED_ENTRIES = 8
+OPENED_DEPTH = 3
+"""A small dict, such as the input of a graph, is opened: the lists in it are kept by their elements too."""
 
 
 class PickledPayload(ValueError):
@@ -40,38 +46,34 @@ def loaded(serde: SerializerProtocol, payload: Payload) -> Any:
     return serde.loads_typed((payload.type, payload.body))
 
 
-def _split(serde: SerializerProtocol, value: Any) -> tuple[int, Value]:
+def _split(serde: SerializerProtocol, value: Any, values: list[Value], depth: int = 0) -> Shape:
+    """Append what a value is made of, and return how."""
     if type(serde) is JsonPlusSerializer:
         if type(value) is list:
-            return _LIST, [dumped(serde, element) for element in value]
+            values.append([dumped(serde, element) for element in value])
+            return _LIST
         if type(value) is dict and all(type(key) is str for key in value):
-            return _DICT, [dumped(serde, entry) for entry in value.items()]
-    return _ONE, dumped(serde, value)
-
-
-def _joined(kind: int, value: Value, loads: "Loads") -> Any:
-    if isinstance(value, Payload | bytes):
-        return loads(value)
-    elements = [loads(element) for element in value]
-    return dict(elements) if kind == _DICT else elements
+            if len(value) <= OPENED_ENTRIES and depth < OPENED_DEPTH:
+                return {key: _split(serde, inner, values, depth + 1) for key, inner in value.items()}
+            values.append([dumped(serde, entry) for entry in value.items()])
+            return _ENTRIES
+    values.append(dumped(serde, value))
+    return _WHOLE
 
 
 def to_frame(serde: SerializerProtocol, checkpoint: Checkpoint) -> tuple[Payload, list[Value]]:
-    """Return what a checkpoint has for itself, and the values of its channels."""
-    kinds: dict[str, int] = {}
+    """Return what a checkpoint has for itself, and what the values of its channels are made of."""
     values: list[Value] = []
-    for channel, value in checkpoint["channel_values"].items():
-        kinds[channel], kept = _split(serde, value)
-        values.append(kept)
+    shapes = {channel: _split(serde, value, values) for channel, value in checkpoint["channel_values"].items()}
     frame = {key: value for key, value in checkpoint.items() if key != "channel_values"}
-    return dumped(serde, [frame, kinds]), values
+    return dumped(serde, [frame, shapes]), values
 
 
-def to_value(serde: SerializerProtocol, value: Any) -> Value:
-    """Return one written value; a dict is kept whole, for it cannot be told from a list."""
-    if type(value) is list and type(serde) is JsonPlusSerializer:
-        return [dumped(serde, element) for element in value]
-    return dumped(serde, value)
+def to_values(serde: SerializerProtocol, value: Any) -> tuple[Payload | None, list[Value]]:
+    """Return the shape of one written value, where it does not show by itself, and what it is made of."""
+    values: list[Value] = []
+    shape = _split(serde, value, values)
+    return (None if shape in (_WHOLE, _LIST) else dumped(serde, shape)), values
 
 
 class Loads:
@@ -92,14 +94,21 @@ class Loads:
 
     def checkpoint(self, own: Payload, values: Iterable[Value]) -> Checkpoint:
         """Return a checkpoint from what `to_frame` made of it."""
-        frame, kinds = loaded(self._serde, own)
-        named = zip(kinds.items(), values, strict=True)
-        frame["channel_values"] = {channel: _joined(kind, value, self) for (channel, kind), value in named}
-        return cast(Checkpoint, frame)
+        frame, shapes = loaded(self._serde, own)
+        return cast(Checkpoint, {**frame, "channel_values": self._joined(shapes, iter(values))})
 
-    def value(self, value: Value) -> Any:
-        """Return a written value."""
-        return _joined(_LIST, value, self)
+    def value(self, own: Payload | None, values: Iterable[Value]) -> Any:
+        """Return a written value from what `to_values` made of it."""
+        return self._joined(_LIST if own is None else loaded(self._serde, own), iter(values))
+
+    def _joined(self, shape: Shape, values: Iterator[Value]) -> Any:
+        if isinstance(shape, dict):
+            return {key: self._joined(inner, values) for key, inner in shape.items()}
+        value = next(values)
+        if isinstance(value, Payload | bytes):
+            return self(value)
+        elements = [self(element) for element in value]
+        return dict(elements) if shape == _ENTRIES else elements
 
 
 def _elements(value: Value) -> Iterable[Element]:

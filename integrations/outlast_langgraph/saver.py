@@ -255,13 +255,15 @@ class StoreSaver(RunSaver):
         def named(id: str) -> RunnableConfig:
             return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id}}
 
-        loads = await frames.Loads.of(self.serde, history, [*found.values, *(write.value for write in found.writes)])
+        loads = await frames.Loads.of(
+            self.serde, history, [*found.values, *(value for write in found.writes for value in write.values)]
+        )
         return CheckpointTuple(
             named(found.id),
             loads.checkpoint(found.own, found.values),
             json.loads(found.metadata),
             named(found.parent) if found.parent is not None else None,
-            [(write.task_id, write.channel, loads.value(write.value)) for write in found.writes],
+            [(write.task_id, write.channel, loads.value(write.own, write.values)) for write in found.writes],
         )
 
     # Write ----------------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ class StoreSaver(RunSaver):
     def _pending(self, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> list[stored.PendingWrite]:
         return [
             stored.PendingWrite(
-                task_id, WRITES_IDX_MAP.get(channel, index), channel, frames.to_value(self.serde, value), task_path
+                task_id, WRITES_IDX_MAP.get(channel, index), channel, *frames.to_values(self.serde, value), task_path
             )
             for index, (channel, value) in enumerate(writes)
         ]

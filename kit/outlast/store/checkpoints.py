@@ -22,12 +22,13 @@ DIGESTS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class PendingWrite:
-    """What one task wrote to one channel before its step was committed."""
+    """What one task wrote to one channel before its step was committed; its value is as that of a checkpoint."""
 
     task_id: str
     index: int
     channel: str
-    value: Value
+    own: Payload | None
+    values: Sequence[Value]
     task_path: str = ""
 
 
@@ -112,7 +113,7 @@ def put_writes(
     _, _, keep, overwrite = _BY_CONDITION[condition]
     made: list[Part] = []
     for write in writes:
-        packed = parts.pack([write.value])
+        packed = parts.pack(write.values, own=write.own)
         parameters = {
             "scope": scope, "namespace": namespace, "checkpoint_id": checkpoint_id, "task_id": write.task_id,
             "position": write.index, "channel": write.channel, "body": packed.body, "task_path": write.task_path,
@@ -210,7 +211,7 @@ def _writes(connection: Connection, scope: str, namespace: str, checkpoint_id: s
 
 
 def _write(row: Row[Any], found: Unpacked) -> PendingWrite:
-    return PendingWrite(row.task_id, row.position, row.channel, found.values[0], row.task_path)
+    return PendingWrite(row.task_id, row.position, row.channel, found.own, found.values, row.task_path)
 
 
 def _checkpoint(row: Row[Any], found: Unpacked, writes: tuple[PendingWrite, ...]) -> Checkpoint:

@@ -1,6 +1,6 @@
 """Values that are kept once: what is not tiny is a part, named by what it says, and alike lists share their pages.
 
-A list is written as a number is in base 16: sixteen references make a page, sixteen pages a page of the next level, and
+A list is written as a number is in base 8: eight references make a page, eight pages a page of the next level, and
 a checkpoint names what is left over on each level. Full pages are parts, and never change while the list grows: a list
 of any length costs a checkpoint a few hundred bytes, and what was appended.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-PAGE = 16
+PAGE = 8
 """References in a page."""
 
 TINY = 48
