@@ -4,14 +4,15 @@ A list is kept by its elements and a dict by its entries, so that what did not c
 own serialiser says the same of the same; what another one makes is kept whole. Nothing is ever unpickled.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from outlast.adapters.history import Element, History, Payload, Value
+from outlast.adapters.history import Element, History, Payload, Value, elements_of
+from outlast_langgraph.remembering import Memory
 
 _WHOLE, _LIST, _ENTRIES = 0, 1, 2
 Shape = int | dict[str, Any]
@@ -34,10 +35,6 @@ def refuse_pickle(serde: Any) -> None:
         serde = getattr(serde, "serde", None)
 
 
-def dumped(serde: SerializerProtocol, value: Any) -> Payload:
-    return Payload(*serde.dumps_typed(value))
-
-
 def loaded(serde: SerializerProtocol, payload: Payload) -> Any:
     """Return the value of a payload. Raise PickledPayload."""
     # An encrypting serialiser names its cipher behind a plus.
@@ -46,51 +43,76 @@ def loaded(serde: SerializerProtocol, payload: Payload) -> Any:
     return serde.loads_typed((payload.type, payload.body))
 
 
-def _split(serde: SerializerProtocol, value: Any, values: list[Value], depth: int = 0) -> Shape:
-    """Append what a value is made of, and return how."""
-    if type(serde) is JsonPlusSerializer:
-        if type(value) is list:
-            values.append([dumped(serde, element) for element in value])
-            return _LIST
-        if type(value) is dict and all(type(key) is str for key in value):
-            if len(value) <= OPENED_ENTRIES and depth < OPENED_DEPTH:
-                return {key: _split(serde, inner, values, depth + 1) for key, inner in value.items()}
-            values.append([dumped(serde, entry) for entry in value.items()])
-            return _ENTRIES
-    values.append(dumped(serde, value))
-    return _WHOLE
+class Frames:
+    """Takes values apart, and puts them together again, with what this process remembers of the messages in a history.
 
+    A message that is as it was when it was loaded is neither serialised nor loaded again: a step of a long conversation
+    costs little more than one of a short one.
+    """
 
-def to_frame(serde: SerializerProtocol, checkpoint: Checkpoint) -> tuple[Payload, list[Value]]:
-    """Return what a checkpoint has for itself, and what the values of its channels are made of."""
-    values: list[Value] = []
-    shapes = {channel: _split(serde, value, values) for channel, value in checkpoint["channel_values"].items()}
-    frame = {key: value for key, value in checkpoint.items() if key != "channel_values"}
-    return dumped(serde, [frame, shapes]), values
+    def __init__(self, serde: SerializerProtocol, memory: Memory, stored: Collection[bytes] = ()) -> None:
+        """`stored` are digests of parts that are in the history for certain."""
+        self._serde, self._memory, self._stored = serde, memory, stored
 
+    # Take apart -----------------------------------------------------------------------------------------------------
 
-def to_values(serde: SerializerProtocol, value: Any) -> tuple[Payload | None, list[Value]]:
-    """Return the shape of one written value, where it does not show by itself, and what it is made of."""
-    values: list[Value] = []
-    shape = _split(serde, value, values)
-    return (None if shape in (_WHOLE, _LIST) else dumped(serde, shape)), values
+    def to_frame(self, checkpoint: Checkpoint) -> tuple[Payload, list[Value]]:
+        """Return what a checkpoint has for itself, and what the values of its channels are made of."""
+        values: list[Value] = []
+        shapes = {channel: self._split(value, values) for channel, value in checkpoint["channel_values"].items()}
+        frame = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+        return self._dumped([frame, shapes]), values
+
+    def to_values(self, value: Any) -> tuple[Payload | None, list[Value]]:
+        """Return the shape of one written value, where it does not show by itself, and what it is made of."""
+        values: list[Value] = []
+        shape = self._split(value, values)
+        return (None if shape in (_WHOLE, _LIST) else self._dumped(shape)), values
+
+    def _split(self, value: Any, values: list[Value], depth: int = 0) -> Shape:
+        """Append what a value is made of, and return how."""
+        if type(self._serde) is JsonPlusSerializer:
+            if type(value) is list:
+                values.append([self._element(element) for element in value])
+                return _LIST
+            if type(value) is dict and all(type(key) is str for key in value):
+                if len(value) <= OPENED_ENTRIES and depth < OPENED_DEPTH:
+                    return {key: self._split(inner, values, depth + 1) for key, inner in value.items()}
+                values.append([self._dumped(entry) for entry in value.items()])
+                return _ENTRIES
+        values.append(self._dumped(value))
+        return _WHOLE
+
+    def _element(self, value: Any) -> Element:
+        known = self._memory.digest(value)
+        if known is not None and known in self._stored:
+            return known
+        payload = self._dumped(value)
+        self._memory.note_dumped(value, payload)
+        return payload
+
+    def _dumped(self, value: Any) -> Payload:
+        return Payload(*self._serde.dumps_typed(value))
+
+    # Put together ---------------------------------------------------------------------------------------------------
+
+    async def load(self, history: History, found: Iterable[Value]) -> "Loads":
+        """Fetch what the values need and is not remembered."""
+        digests = {
+            element: None for value in found for element in elements_of(value) if not isinstance(element, Payload)
+        }
+        remembered = {digest: value for digest in digests if (value := self._memory.recall(digest)) is not None}
+        missing = [digest for digest in digests if digest not in remembered]
+        return Loads(self._serde, self._memory, remembered, await history.parts(missing) if missing else {})
 
 
 class Loads:
-    """Loads elements: payloads as they are, digests from the parts of a history."""
+    """Loads elements: payloads as they are, digests from what was remembered or fetched."""
 
-    def __init__(self, serde: SerializerProtocol, parts: Mapping[bytes, Payload]) -> None:
-        self._serde, self._parts = serde, parts
-
-    @classmethod
-    async def of(cls, serde: SerializerProtocol, history: History, values: Iterable[Value]) -> "Loads":
-        digests = {
-            element: None for value in values for element in _elements(value) if not isinstance(element, Payload)
-        }
-        return cls(serde, await history.parts(list(digests)) if digests else {})
-
-    def __call__(self, element: Element) -> Any:
-        return loaded(self._serde, element if isinstance(element, Payload) else self._parts[element])
+    def __init__(
+        self, serde: SerializerProtocol, memory: Memory, remembered: dict[bytes, Any], parts: Mapping[bytes, Payload]
+    ) -> None:
+        self._serde, self._memory, self._remembered, self._parts = serde, memory, remembered, parts
 
     def checkpoint(self, own: Payload, values: Iterable[Value]) -> Checkpoint:
         """Return a checkpoint from what `to_frame` made of it."""
@@ -106,10 +128,16 @@ class Loads:
             return {key: self._joined(inner, values) for key, inner in shape.items()}
         value = next(values)
         if isinstance(value, Payload | bytes):
-            return self(value)
-        elements = [self(element) for element in value]
+            return self._value(value)
+        elements = [self._value(element) for element in value]
         return dict(elements) if shape == _ENTRIES else elements
 
-
-def _elements(value: Value) -> Iterable[Element]:
-    return (value,) if isinstance(value, Payload | bytes) else value
+    def _value(self, element: Element) -> Any:
+        if isinstance(element, Payload):
+            return loaded(self._serde, element)
+        # Handed out once: two elements of a state are never one object.
+        if (value := self._remembered.pop(element, None)) is not None:
+            return value
+        value = loaded(self._serde, self._parts[element])
+        self._memory.note_loaded(element, value)
+        return value

@@ -32,8 +32,9 @@ from outlast.adapters.run import Run
 from outlast.adapters.threads import Threads
 from outlast.core.portal import portal
 from outlast.sessions.session import StoreSource
-from outlast_langgraph import frames
+from outlast_langgraph.frames import Frames, refuse_pickle
 from outlast_langgraph.observer import Observer
+from outlast_langgraph.remembering import Memories, Memory
 
 T = TypeVar("T")
 
@@ -192,7 +193,8 @@ class StoreSaver(RunSaver):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde)
-        frames.refuse_pickle(self.serde)
+        refuse_pickle(self.serde)
+        self._memories = Memories()
         source = open_store(store) if isinstance(store, str) else store
         self._threads = None if source is None else Threads(source, agent=agent, principal=principal)
 
@@ -255,9 +257,10 @@ class StoreSaver(RunSaver):
         def named(id: str) -> RunnableConfig:
             return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id}}
 
-        loads = await frames.Loads.of(
-            self.serde, history, [*found.values, *(value for write in found.writes for value in write.values)]
-        )
+        if (observer := _found(config)) is not None and observer.run.history.key == history.key:
+            observer.run.stored |= found.needs
+        needed = [*found.values, *(value for write in found.writes for value in write.values)]
+        loads = await Frames(self.serde, self._memories.of(history.key)).load(history, needed)
         return CheckpointTuple(
             named(found.id),
             loads.checkpoint(found.own, found.values),
@@ -277,7 +280,8 @@ class StoreSaver(RunSaver):
     ) -> RunnableConfig:
         if not self._is_outside(config):
             return await super().aput(config, checkpoint, metadata, new_versions)
-        record = self._record(config, config["configurable"].get("checkpoint_ns", ""), checkpoint, metadata)
+        frames = Frames(self.serde, Memory())
+        record = _record(frames, config, config["configurable"].get("checkpoint_ns", ""), checkpoint, metadata)
         await self._outside().put(str(config["configurable"]["thread_id"]), record)
         return _at(config, record.id)
 
@@ -289,7 +293,7 @@ class StoreSaver(RunSaver):
         configurable = config["configurable"]
         await self._outside().put_writes(
             str(configurable["thread_id"]), configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"],
-            self._pending(writes, task_id, task_path), replace=_replaces(writes),
+            _pending(Frames(self.serde, Memory()), writes, task_id, task_path), replace=_replaces(writes),
         )  # fmt: skip
 
     async def _put(
@@ -301,7 +305,7 @@ class StoreSaver(RunSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         namespace = _namespace(config, observer.run.history)
-        record = self._record(config, namespace, checkpoint, metadata)
+        record = _record(self._frames(observer), config, namespace, checkpoint, metadata)
         seen = observer.observe(namespace, checkpoint["channel_values"])
         await observer.run.commit_head(
             namespace, record.id, checkpoint=record, calls=seen.calls, closed=seen.closed, events=seen.events
@@ -319,25 +323,13 @@ class StoreSaver(RunSaver):
         await observer.run.commit_writes(
             _namespace(config, observer.run.history),
             config["configurable"]["checkpoint_id"],
-            self._pending(writes, task_id, task_path),
+            _pending(self._frames(observer), writes, task_id, task_path),
             replace=_replaces(writes),
             uses=_uses(observer, writes, task_id),
         )
 
-    def _record(
-        self, config: RunnableConfig, namespace: str, checkpoint: Checkpoint, metadata: CheckpointMetadata
-    ) -> stored.Checkpoint:
-        own, values = frames.to_frame(self.serde, checkpoint)
-        text = json.dumps(get_serializable_checkpoint_metadata(config, metadata))
-        return stored.Checkpoint(namespace, checkpoint["id"], get_checkpoint_id(config), own, values, text)
-
-    def _pending(self, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> list[stored.PendingWrite]:
-        return [
-            stored.PendingWrite(
-                task_id, WRITES_IDX_MAP.get(channel, index), channel, *frames.to_values(self.serde, value), task_path
-            )
-            for index, (channel, value) in enumerate(writes)
-        ]
+    def _frames(self, observer: Observer) -> Frames:
+        return Frames(self.serde, self._memories.of(observer.run.history.key), observer.run.stored)
 
     # Keep house, outside of runs ------------------------------------------------------------------------------------
 
@@ -398,6 +390,23 @@ def _fits(found: stored.Checkpoint, id: str | None, filter: dict[str, Any]) -> b
         return False
     metadata = json.loads(found.metadata) if filter else {}
     return all(metadata.get(key) == value for key, value in filter.items())
+
+
+def _record(
+    frames: Frames, config: RunnableConfig, namespace: str, checkpoint: Checkpoint, metadata: CheckpointMetadata
+) -> stored.Checkpoint:
+    own, values = frames.to_frame(checkpoint)
+    text = json.dumps(get_serializable_checkpoint_metadata(config, metadata))
+    return stored.Checkpoint(namespace, checkpoint["id"], get_checkpoint_id(config), own, values, text)
+
+
+def _pending(
+    frames: Frames, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> list[stored.PendingWrite]:
+    return [
+        stored.PendingWrite(task_id, WRITES_IDX_MAP.get(channel, index), channel, *frames.to_values(value), task_path)
+        for index, (channel, value) in enumerate(writes)
+    ]
 
 
 def _replaces(writes: Sequence[tuple[str, Any]]) -> bool:

@@ -9,10 +9,11 @@ from outlast.core.errors import StoreUnavailable
 from outlast.core.records import Approval, Call
 from outlast.engine.context import InvocationContext
 from outlast.store.checkpoints import Checkpoint, PendingWrite
-from outlast.store.parts import Element, Payload, Value, digest
+from outlast.store.parts import Element, Payload, Value, elements_of
+from outlast.store.parts import digest as digest_of
 from outlast.store.store import Store
 
-__all__ = ["Checkpoint", "Element", "History", "Payload", "PendingWrite", "Value", "digest"]
+__all__ = ["Checkpoint", "Element", "History", "Payload", "PendingWrite", "Value", "digest_of", "elements_of"]
 
 
 UNDECIDED = 200
@@ -42,6 +43,11 @@ class History:
         if number is None:
             return None
         return cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Name this history in this process, for what is remembered of it."""
+        return id(self._store), self.scope
 
     async def items(self) -> Items:
         """Read the messages of a history that is kept as items."""

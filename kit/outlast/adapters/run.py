@@ -37,6 +37,8 @@ class Run:
         self.history = History.of_run(context)
         self.events = EventWriter(context, summary)
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
+        self.stored: set[bytes] = set()
+        """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
         self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
         """Where the calling code runs, as the framework names it."""
         self._counts: Counter[tuple[Place, str]] = Counter()
@@ -71,11 +73,12 @@ class Run:
         One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
         """
         faults.reach("checkpoint.before_put")
-        parts = [] if checkpoint is None else checkpoints.put(self.history.scope, checkpoint)
+        parts = [] if checkpoint is None else checkpoints.put(self.history.scope, checkpoint, stored=self.stored)
         parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
         parts.extend(self.journal.pending(calls))
         parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
         await self.context.write(events=events, parts=parts, progress=True)
+        self.stored |= checkpoints.digests(parts)
         faults.reach("checkpoint.after_put")
 
     async def commit_writes(
@@ -88,8 +91,11 @@ class Run:
         uses: Sequence[str] = (),
     ) -> None:
         """Store pending writes of a checkpoint, under the lease, with notes of what they use up."""
-        parts = checkpoints.put_writes(self.history.scope, namespace, checkpoint_id, writes, replace=replace)
+        parts = checkpoints.put_writes(
+            self.history.scope, namespace, checkpoint_id, writes, replace=replace, stored=self.stored
+        )
         await self.context.write(parts=[*parts, *map(self.journal.used, uses)])
+        self.stored |= checkpoints.digests(parts)
 
     async def assured(self) -> None:
         """Wait until this attempt certainly still owns the run. Raises LeaseLost."""

@@ -5,7 +5,7 @@ checkpoint and come from one task each. The head of a namespace, not the newest 
 checkpoints and writes have in common is stored once (`parts`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class PendingWrite:
 class Checkpoint:
     """One stored checkpoint: a payload of its own, values that others may share, and metadata as JSON text.
 
-    One that was read has digests where it has parts.
+    One that was read has digests where it has parts, and `needs` are the digests of all of them.
     """
 
     namespace: str
@@ -46,6 +46,7 @@ class Checkpoint:
     values: Sequence[Value]
     metadata: str
     writes: tuple[PendingWrite, ...] = ()
+    needs: frozenset[bytes] = frozenset()
 
 
 UNDER_LEASE = """
@@ -89,15 +90,17 @@ def _statements(condition: str) -> tuple[Statement, Statement, Statement, Statem
 _BY_CONDITION = {condition: _statements(f" {condition} ") for condition in (UNDER_LEASE, ANYHOW)}
 
 
-def put(scope: str, checkpoint: Checkpoint, *, condition: str = UNDER_LEASE) -> list[Part]:
-    """Store a checkpoint, without its pending writes."""
+def put(
+    scope: str, checkpoint: Checkpoint, *, stored: Collection[bytes] = (), condition: str = UNDER_LEASE
+) -> list[Part]:
+    """Store a checkpoint, without its pending writes. `stored` are digests of parts that are there for certain."""
     packed = parts.pack(checkpoint.values, own=checkpoint.own)
     _, statement, _, _ = _BY_CONDITION[condition]
     parameters = {
         "scope": scope, "namespace": checkpoint.namespace, "id": checkpoint.id, "parent": checkpoint.parent,
         "body": packed.body, "metadata": checkpoint.metadata,
     }  # fmt: skip
-    return [*_put_parts(scope, packed.parts, condition), Part("checkpoint", statement, parameters)]
+    return [*_put_parts(scope, packed.parts, stored, condition), Part("checkpoint", statement, parameters)]
 
 
 def put_writes(
@@ -107,6 +110,7 @@ def put_writes(
     writes: Sequence[PendingWrite],
     *,
     replace: bool,
+    stored: Collection[bytes] = (),
     condition: str = UNDER_LEASE,
 ) -> list[Part]:
     """Store pending writes of a checkpoint; those that exist stay, or are replaced."""
@@ -118,17 +122,23 @@ def put_writes(
             "scope": scope, "namespace": namespace, "checkpoint_id": checkpoint_id, "task_id": write.task_id,
             "position": write.index, "channel": write.channel, "body": packed.body, "task_path": write.task_path,
         }  # fmt: skip
-        made += _put_parts(scope, packed.parts, condition)
+        made += _put_parts(scope, packed.parts, stored, condition)
         made.append(Part("checkpoint", overwrite if replace else keep, parameters))
     return made
 
 
-def _put_parts(scope: str, needed: Mapping[bytes, bytes], condition: str) -> list[Part]:
+def _put_parts(scope: str, needed: Mapping[bytes, bytes], stored: Collection[bytes], condition: str) -> list[Part]:
     statement = _BY_CONDITION[condition][0]
     return [
         Part("checkpoint", statement, {"scope": scope, "digest": digest, "content": content})
         for digest, content in needed.items()
+        if digest not in stored
     ]
+
+
+def digests(made: Iterable[Part]) -> set[bytes]:
+    """Return the digests of the parts among what is written."""
+    return {part.parameters["digest"] for part in made if "digest" in part.parameters}
 
 
 def read(connection: Connection, scope: str, namespace: str, id: str | None) -> Checkpoint | None:
@@ -216,4 +226,6 @@ def _write(row: Row[Any], found: Unpacked) -> PendingWrite:
 
 def _checkpoint(row: Row[Any], found: Unpacked, writes: tuple[PendingWrite, ...]) -> Checkpoint:
     assert found.own is not None
-    return Checkpoint(row.namespace, row.id, row.parent, found.own, found.values, row.metadata, writes)
+    return Checkpoint(
+        row.namespace, row.id, row.parent, found.own, found.values, row.metadata, writes, frozenset(found.needed())
+    )

@@ -101,10 +101,21 @@ def _list(elements: Sequence[Element], parts: dict[bytes, bytes]) -> bytes:
 
 
 class Unpacked(NamedTuple):
-    """What a row holds. The elements of `values` are payloads, or digests of parts."""
+    """What a row holds. The elements of `values` are payloads, or digests of parts; `pages` are digests too."""
 
     own: Payload | None
     values: list[Value]
+    pages: frozenset[bytes]
+
+    def needed(self) -> set[bytes]:
+        """Return the digests of all parts that the row needs."""
+        elements = (element for value in self.values for element in elements_of(value))
+        return {*self.pages, *(element for element in elements if not isinstance(element, Payload))}
+
+
+def elements_of(value: Value) -> Sequence[Element]:
+    """Return the elements of a list, or the one element that a value is."""
+    return (value,) if isinstance(value, Payload | bytes) else value
 
 
 Fetch = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
@@ -120,28 +131,40 @@ class _Page(NamedTuple):
 
 def unpack(bodies: Sequence[bytes], fetch: Fetch) -> list[Unpacked]:
     """Read rows, with one fetch for each level of the longest list of all."""
-    opened: list[tuple[Payload | None, list[Element | list[Element | _Page]]]] = [_opened(body) for body in bodies]
-    lists = [value for _, values in opened for value in values if isinstance(value, list)]
-    while wanted := {entry.digest: None for found in lists for entry in found if isinstance(entry, _Page)}:
-        pages = fetch(list(wanted))
-        for found in lists:
-            found[:] = [entry for old in found for entry in _turned(old, pages)]
-    return [Unpacked(own, values) for own, values in opened]  # type: ignore[arg-type]  # no page is left
+    opened = [_Opened(*_opened(body), set()) for body in bodies]
+    while wanted := list(dict.fromkeys(digest for row in opened for digest in row.turn())):
+        pages = fetch(wanted)
+        for row in opened:
+            row.replace(pages)
+    return [row.closed() for row in opened]
+
+
+class _Opened(NamedTuple):
+    """A row whose lists may have pages that were not read yet."""
+
+    own: Payload | None
+    values: list[Element | list[Element | _Page]]
+    pages: set[bytes]
+
+    def turn(self) -> list[bytes]:
+        """Return the pages to be read next."""
+        lists = (value for value in self.values if isinstance(value, list))
+        found = [entry.digest for entries in lists for entry in entries if isinstance(entry, _Page)]
+        self.pages.update(found)
+        return found
+
+    def replace(self, pages: Mapping[bytes, bytes]) -> None:
+        for value in self.values:
+            if isinstance(value, list):
+                value[:] = [entry for old in value for entry in _turned(old, pages)]
+
+    def closed(self) -> Unpacked:
+        return Unpacked(self.own, self.values, frozenset(self.pages))  # type: ignore[arg-type]  # no page is left
 
 
 def needed_by(bodies: Sequence[bytes], fetch: Fetch) -> set[bytes]:
     """Return the digests of all parts that rows need, pages among them."""
-    needed: set[bytes] = set()
-
-    def noting(digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        needed.update(digests)
-        return fetch(digests)
-
-    for _, values in unpack(bodies, noting):
-        for value in values:
-            elements = [value] if isinstance(value, Payload | bytes) else value
-            needed.update(element for element in elements if not isinstance(element, Payload))
-    return needed
+    return {digest for row in unpack(bodies, fetch) for digest in row.needed()}
 
 
 def _turned(entry: Element | _Page, pages: Mapping[bytes, bytes]) -> Iterator[Element | _Page]:
