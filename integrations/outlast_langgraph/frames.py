@@ -4,6 +4,7 @@ A list is kept by its elements and a dict by its entries, so that what did not c
 own serialiser says the same of the same; what another one makes is kept whole. Nothing is ever unpickled.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -98,11 +99,12 @@ class Frames:
 
     async def load(self, history: History, found: Iterable[Value]) -> "Loads":
         """Fetch what the values need and is not remembered."""
-        digests = {
-            element: None for value in found for element in elements_of(value) if not isinstance(element, Payload)
-        }
-        remembered = {digest: value for digest in digests if (value := self._memory.recall(digest)) is not None}
-        missing = [digest for digest in digests if digest not in remembered]
+        counts = Counter(
+            element for value in found for element in elements_of(value) if not isinstance(element, Payload)
+        )
+        remembered = {digest: value for digest in counts if (value := self._memory.recall(digest)) is not None}
+        # What is remembered is handed out once.
+        missing = [digest for digest, count in counts.items() if count > 1 or digest not in remembered]
         return Loads(self._serde, self._memory, remembered, await history.parts(missing) if missing else {})
 
 
@@ -135,7 +137,7 @@ class Loads:
     def _value(self, element: Element) -> Any:
         if isinstance(element, Payload):
             return loaded(self._serde, element)
-        # Handed out once: two elements of a state are never one object.
+        # Two elements of a state are never one object.
         if (value := self._remembered.pop(element, None)) is not None:
             return value
         value = loaded(self._serde, self._parts[element])
