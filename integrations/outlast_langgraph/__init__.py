@@ -7,5 +7,6 @@ except ModuleNotFoundError as error:
 
 from outlast_langgraph.agent import LangGraphAgent, recognise
 from outlast_langgraph.saver import StoreSaver
+from outlast_langgraph.store import DurableStore
 
-__all__ = ["LangGraphAgent", "StoreSaver", "recognise"]
+__all__ = ["DurableStore", "LangGraphAgent", "StoreSaver", "recognise"]

@@ -29,11 +29,13 @@ from outlast.core.records import (
 )
 from outlast.store import approvals as decisions
 from outlast.store import bounded, checkpoints
+from outlast.store import documents as kept
 from outlast.store import invocations as life
 from outlast.store import items as histories
 from outlast.store import memories as remembered
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
+from outlast.store.documents import Place, StoredDocument
 from outlast.store.memories import Key, StoredMemory
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
@@ -360,6 +362,32 @@ class Reader:
                 connection, principal, actor_id, text, session_id=session_id, limit=limit
             )
         )
+
+    async def documents(self, places: Sequence[Place]) -> list[StoredDocument | None]:
+        """Read documents in the order asked for."""
+        return await self._run(lambda connection: kept.read(connection, places), patient=True)
+
+    async def found_documents(
+        self,
+        principal: str,
+        prefix: Sequence[str],
+        *,
+        text: str,
+        keep: Callable[[str], bool] | None,
+        offset: int,
+        limit: int,
+    ) -> list[StoredDocument]:
+        """The best for a text first, then the newest; see `documents.search`."""
+        return await self._run(
+            lambda connection: kept.search(
+                connection, principal, prefix, text=text, keep=keep, offset=offset, limit=limit
+            ),
+            patient=True,
+        )
+
+    async def namespaces(self, principal: str, prefix: Sequence[str]) -> list[list[str]]:
+        """Read every namespace of documents, from `prefix` on."""
+        return await self._run(lambda connection: kept.namespaces(connection, principal, prefix), patient=True)
 
     async def workers(self) -> list[WorkerRow]:
         query = select(

@@ -23,9 +23,13 @@ _Number = BigInteger().with_variant(Integer(), "sqlite")
 _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 """Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
 
+_CODE_POINTS = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text whose order is that of its characters' numbers, on both databases."""
+
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
 _CHILD = text("parent_number IS NOT NULL")
+_EXPIRES = text("expires_at IS NOT NULL")
 _LISTED = text("number > 0")
 """Holds for every row. A query that says it literally may use the index for lists; a look for one id, which does
 not, cannot take it for the index of ids and read all of a principal's rows."""
@@ -256,6 +260,24 @@ memories = Table(
 """`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
 its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
 `memory_words`, which is made of what each database has for full text and so is described by its migration alone."""
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("namespace", _CODE_POINTS, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    Column("ttl_ms", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("principal", "namespace", "key", name="documents_key"),
+    Index("documents_expiry", "expires_at", sqlite_where=_EXPIRES, postgresql_where=_EXPIRES),
+    sqlite_autoincrement=True,
+)
+"""`namespace` is JSON text of a list; what is searched is in `document_words`, as with memories."""
 
 tombstones = Table(
     "tombstones",
