@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import ormsgpack
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -44,6 +45,19 @@ def loaded(serde: SerializerProtocol, payload: Payload) -> Any:
     return serde.loads_typed((payload.type, payload.body))
 
 
+class Verbatim(JsonPlusSerializer):
+    """Reads what LangGraph stored without making objects of it, and writes them as they were.
+
+    The classes need not be importable: a process that lacks them would make dicts of their objects, for good.
+    """
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        type_, body = data
+        if type_ != "msgpack":
+            return super().loads_typed(data)
+        return ormsgpack.unpackb(body, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
 class Frames:
     """Takes values apart, and puts them together again, with what this process remembers of the messages in a history.
 
@@ -72,7 +86,7 @@ class Frames:
 
     def _split(self, value: Any, values: list[Value], depth: int = 0) -> Shape:
         """Append what a value is made of, and return how."""
-        if type(self._serde) is JsonPlusSerializer:
+        if type(self._serde) in (JsonPlusSerializer, Verbatim):
             if type(value) is list:
                 values.append([self._element(element) for element in value])
                 return _LIST

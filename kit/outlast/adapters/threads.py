@@ -6,9 +6,9 @@ from outlast.adapters.history import Checkpoint, History, PendingWrite
 from outlast.core import ids
 from outlast.sessions.session import StoreSource
 from outlast.store.store import Store
-from outlast.store.threads import Loaded, Thread
+from outlast.store.threads import Loaded, Loading, Thread
 
-__all__ = ["Loaded", "Threads"]
+__all__ = ["Loaded", "Loading", "Threads"]
 
 
 class Threads:
@@ -39,9 +39,9 @@ class Threads:
         store = await self._store()
         await store.threads.put_writes(self._thread(id), namespace, checkpoint_id, writes, replace=replace)
 
-    async def load(self, id: str, found: Sequence[Checkpoint], heads: Mapping[str, str]) -> Loaded:
-        """Take over checkpoints from elsewhere, with where each namespace goes on. Raises Conflict too."""
-        return await (await self._store()).threads.load(self._thread(id), found, heads)
+    async def load(self, id: str, loading: Loading) -> Loaded:
+        """Take over checkpoints from elsewhere; those that are there stay. Raises Conflict too."""
+        return await (await self._store()).threads.load(self._thread(id), loading)
 
     async def clear(self, id: str) -> None:
         """Remove every checkpoint of a thread; the session stays."""

@@ -27,6 +27,36 @@ class Thread(NamedTuple):
     agent: str
 
 
+class Loading:
+    """Checkpoints of one thread that are to be taken over, in the form of their rows: what they share is in it once."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, str] = {}
+        """Where each namespace goes on: its newest checkpoint."""
+        self.shared: list[Part] = []
+        self.rows: dict[tuple[str, str], list[Part]] = {}
+        self.writes: list[Part] = []
+        self._known: set[bytes] = set()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint with its pending writes."""
+        namespace, id = checkpoint.namespace, checkpoint.id
+        self.rows[namespace, id] = self._rest(checkpoints.put("", checkpoint, stored=self._known, condition=ANYHOW))
+        self.writes += self._rest(
+            checkpoints.put_writes(
+                "", namespace, id, checkpoint.writes, replace=False, stored=self._known, condition=ANYHOW
+            )
+        )
+        self.heads[namespace] = max(id, self.heads.get(namespace, ""))
+
+    def _rest(self, made: list[Part]) -> list[Part]:
+        """Put what is shared aside."""
+        shared = [part for part in made if "digest" in part.parameters]
+        self.shared += shared
+        self._known |= checkpoints.digests(shared)
+        return [part for part in made if "digest" not in part.parameters]
+
+
 class Loaded(NamedTuple):
     """What an import found and did. `moved` are the namespaces that go on from an imported checkpoint now."""
 
@@ -54,13 +84,13 @@ class ThreadChanges:
             "thread", lambda connection: _put_writes(connection, thread, namespace, checkpoint_id, writes, replace)
         )
 
-    def load(self, thread: Thread, found: Sequence[Checkpoint], heads: Mapping[str, str]) -> "asyncio.Future[Loaded]":
-        """Take over checkpoints with their writes from elsewhere, and where each namespace goes on.
+    def load(self, thread: Thread, loading: Loading) -> "asyncio.Future[Loaded]":
+        """Take over checkpoints with their writes from elsewhere.
 
         What is there stays. A namespace that went on since, in a run, keeps its head. The future raises Conflict
         (`session_of_other_agent`) too.
         """
-        return self._submit("thread", lambda connection: _load(connection, thread, found, heads))
+        return self._submit("thread", lambda connection: _load(connection, thread, loading))
 
     def clear(self, principal: str, id: str) -> "asyncio.Future[None]":
         """Remove every checkpoint of a session; without one, do nothing."""
@@ -192,7 +222,7 @@ def _put_writes(
     )
 
 
-def _load(connection: Connection, thread: Thread, found: Sequence[Checkpoint], wanted: Mapping[str, str]) -> Loaded:
+def _load(connection: Connection, thread: Thread, loading: Loading) -> Loaded:
     created = connection.send(_INSERT, **thread._asdict()).count() == 1
     locked = _locked(connection, thread.principal, thread.id)
     assert locked is not None
@@ -203,23 +233,17 @@ def _load(connection: Connection, thread: Thread, found: Sequence[Checkpoint], w
         )
     scope = f"s{number}"
     there = {(namespace, id) for namespace, id, _, _ in query(connection, _IDS, scope=scope)}
-    new = [checkpoint for checkpoint in found if (checkpoint.namespace, checkpoint.id) not in there]
-    for checkpoint in new:
-        _send(connection, checkpoints.put(scope, checkpoint, condition=ANYHOW))
-    for checkpoint in found:
-        writes = checkpoint.writes
-        made = checkpoints.put_writes(
-            scope, checkpoint.namespace, checkpoint.id, writes, replace=False, condition=ANYHOW
-        )
-        _send(connection, made)
+    new = [made for name, made in loading.rows.items() if name not in there]
+    for part in [*loading.shared, *(part for made in new for part in made), *loading.writes]:
+        connection.send(part.statement, **{**part.parameters, "scope": scope})
     heads = {namespace: (id, run) for namespace, id, run in query(connection, _HEADS, scope=scope)}
     moved = 0
-    for namespace, id in wanted.items():
+    for namespace, id in loading.heads.items():
         at, run = heads.get(namespace, ("", 0))
         if run == 0 and at < id:
             connection.send(_HEAD, scope=scope, namespace=namespace, checkpoint=id)
             moved += 1
-    return Loaded(created, len(new), len(found) - len(new), moved)
+    return Loaded(created, len(new), len(loading.rows) - len(new), moved)
 
 
 def _clear(connection: Connection, principal: str, id: str) -> None:
