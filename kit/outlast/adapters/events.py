@@ -110,6 +110,11 @@ class EventWriter:
         self.flush()
         return self._context.post(event)
 
+    def post_soon(self, event: Any) -> int:
+        """The same for an event that may wait a moment, so that it costs no commit of its own."""
+        self.flush()
+        return self._context.post_soon(event)
+
     def flush(self) -> None:
         """Hand gathered text over to be stored; call it before any event that must come behind that text."""
         if self._timer is not None:

@@ -14,9 +14,14 @@ from outlast.core import faults
 from outlast.core.errors import RunFailed
 from outlast.engine.context import InvocationContext
 from outlast.store import checkpoints, journal
+from outlast.store.grouped import Part
+from outlast.store.writer import Answer
 
 T = TypeVar("T")
 
+
+JOIN_SECONDS = 0.002
+"""How long pending writes wait for the checkpoint of their step."""
 
 EFFECT = "effect:"
 """Begins the keys of side effects that are no tool calls."""
@@ -39,6 +44,8 @@ class Run:
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
         self.stored: set[bytes] = set()
         """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
+        self._held: list[tuple[list[Part], asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
         """Where the calling code runs, as the framework names it."""
         self._counts: Counter[tuple[Place, str]] = Counter()
@@ -73,12 +80,15 @@ class Run:
         One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
         """
         faults.reach("checkpoint.before_put")
-        parts = [] if checkpoint is None else checkpoints.put(self.history.scope, checkpoint, stored=self.stored)
+        held = self._take_held()
+        parts = [part for made, _ in held for part in made]
+        if checkpoint is not None:
+            stored = self.stored | checkpoints.digests(parts)
+            parts.extend(checkpoints.put(self.history.scope, checkpoint, stored=stored))
         parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
         parts.extend(self.journal.pending(calls))
         parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
-        await self.context.write(events=events, parts=parts, progress=True)
-        self.stored |= checkpoints.digests(parts)
+        await self._write(held, parts, events=events, progress=True)
         faults.reach("checkpoint.after_put")
 
     async def commit_writes(
@@ -90,12 +100,45 @@ class Run:
         replace: bool,
         uses: Sequence[str] = (),
     ) -> None:
-        """Store pending writes of a checkpoint, under the lease, with notes of what they use up."""
+        """Store pending writes of a checkpoint, under the lease, with notes of what they use up.
+
+        They wait a moment for the checkpoint of their step, to be stored in one transaction with it.
+        """
         parts = checkpoints.put_writes(
             self.history.scope, namespace, checkpoint_id, writes, replace=replace, stored=self.stored
         )
-        await self.context.write(parts=[*parts, *map(self.journal.used, uses)])
+        done: asyncio.Future[None] = Answer(loop=self.context.loop)
+        self._held.append(([*parts, *map(self.journal.used, uses)], done))
+        if self._timer is None:
+            self._timer = self.context.loop.call_later(JOIN_SECONDS, self._send_held)
+        await done
+
+    def _take_held(self) -> list[tuple[list[Part], "asyncio.Future[None]"]]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        return held
+
+    def _send_held(self) -> None:
+        held = self._take_held()
+        work = self.context.loop.create_task(self._write(held, [part for made, _ in held for part in made]))
+        # What went wrong is told to those who wait for their writes.
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _write(
+        self, held: Sequence[tuple[list[Part], "asyncio.Future[None]"]], parts: Sequence[Part], **options: Any
+    ) -> None:
+        """Store parts, and tell those whose writes are among them."""
+        try:
+            await self.context.write(parts=parts, **options)
+        except BaseException as error:
+            for _, done in held:
+                done.set_exception(error)
+            raise
         self.stored |= checkpoints.digests(parts)
+        for _, done in held:
+            done.set_result(None)
 
     async def assured(self) -> None:
         """Wait until this attempt certainly still owns the run. Raises LeaseLost."""

@@ -1,6 +1,7 @@
 """What a handler gets: who asked for what, a log to emit to, and side effects that happen once."""
 
 import asyncio
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ from outlast.store.store import Store
 
 MAX_EVENT_BYTES = 16 << 20
 """Bytes of JSON text; a larger event is refused by `emit`."""
+
+SOON_SECONDS = 0.005
+"""How long an event may wait for a write to go with."""
 
 Event = tuple[int, int, str]
 
@@ -60,6 +64,8 @@ class InvocationContext:
         self._store, self._lease = store, lease
         self._position = last_position
         self._behind: set[asyncio.Future[Any]] = set()
+        self._soon: list[tuple[int, int, str]] = []
+        self._soon_timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
         self._once: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -114,8 +120,19 @@ class InvocationContext:
         future.add_done_callback(self._arrived)
         return position
 
+    def post_soon(self, event: Any) -> int:
+        """The same as `post`, for what nobody waits for: it goes with the next write, or alone after a moment."""
+        self._check()
+        text = _event_text(event)
+        self._position += 1
+        self._soon.append((self._position, self.attempt, text))
+        if self._soon_timer is None:
+            self._soon_timer = self._loop.call_later(SOON_SECONDS, self._send_soon)
+        return self._position
+
     async def barrier(self) -> None:
         """Wait until everything posted is committed. Raises what went wrong with it."""
+        self._send_soon()
         while self._behind:
             await asyncio.wait(self._behind)
         if self._failure is not None:
@@ -211,9 +228,11 @@ class InvocationContext:
         self, events: Sequence[Any], parts: Sequence[Part], progress: bool = False
     ) -> tuple[int, "asyncio.Future[Any]"]:
         self._check()
-        before, attempt = self._position, self.attempt
-        numbered = [(position, attempt, _event_text(event)) for position, event in enumerate(events, before + 1)]
-        last = self._position = before + len(numbered)
+        newest, attempt = self._position, self.attempt
+        new = [(position, attempt, _event_text(event)) for position, event in enumerate(events, newest + 1)]
+        soon, numbered = len(self._soon), [*self._take_soon(), *new]
+        before, last = newest - soon, newest + len(new)
+        self._position = last
 
         def told(stored: bool) -> None:
             if stored:
@@ -225,7 +244,23 @@ class InvocationContext:
         future = self._store.write(
             self._number, self._epoch, events=numbered, parts=parts, progress=progress, told=told if numbered else None
         )
+        if soon:
+            self._behind.add(future)
+            future.add_done_callback(self._arrived)
         return last, future
+
+    def _take_soon(self) -> list[tuple[int, int, str]]:
+        if self._soon_timer is not None:
+            self._soon_timer.cancel()
+            self._soon_timer = None
+        soon, self._soon = self._soon, []
+        return soon
+
+    def _send_soon(self) -> None:
+        # The attempt may have ended meanwhile; then nobody may hear of these events.
+        with contextlib.suppress(LeaseLost):
+            if self._soon:
+                self._append((), ())
 
     def _arrived(self, future: "asyncio.Future[Any]") -> None:
         self._behind.discard(future)
