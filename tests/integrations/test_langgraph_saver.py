@@ -1,5 +1,6 @@
 """StoreSaver: the official conformance kit, what is stored once, and what is never loaded."""
 
+import asyncio
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
@@ -19,9 +20,11 @@ from sqlalchemy import text
 from typing_extensions import TypedDict
 
 from outlast.adapters import LocalStore, open_store
+from outlast.adapters import run as attempts
 from outlast.adapters.run import CURRENT_RUN
 from outlast.core.errors import InvalidRequest, SessionBusy
 from outlast.core.portal import portal
+from outlast.engine.context import InvocationContext
 from outlast.store import Store
 from outlast_langgraph import LangGraphAgent, StoreSaver
 from outlast_langgraph.frames import PickledPayload
@@ -119,6 +122,58 @@ async def test_bytes_grow_with_the_turns_and_not_with_their_square(store: LocalS
     first, second, third = sizes
     assert third - second < 1.15 * (second - first)
     assert third < 24 * 6000
+
+
+async def test_a_step_is_one_transaction(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pending writes wait for the checkpoint of their step."""
+    written: list[list[str]] = []
+    original = InvocationContext.write
+
+    async def write(self: InvocationContext, **options: Any) -> Any:
+        # The parts of checkpoints have no name.
+        written.append(
+            [name for part in options["parts"] for name in part.parameters if name in ("channel", "checkpoint")]
+        )
+        return await original(self, **options)
+
+    monkeypatch.setattr(InvocationContext, "write", write)
+    monkeypatch.setattr(attempts, "JOIN_SECONDS", 60)
+    await LangGraphAgent(talker()).session("s", store=store).run("go")
+    assert [sorted(set(names)) for names in written] == [
+        ["checkpoint"],
+        ["channel", "checkpoint"],
+        ["channel", "checkpoint"],
+    ]
+
+
+async def test_what_a_task_wrote_is_stored_while_others_of_its_step_run(store: LocalStore) -> None:
+    first = asyncio.Event()
+
+    async def quick(state: Counted) -> dict[str, Any]:
+        return {"messages": [AIMessage("quick")]}
+
+    async def slow(state: Counted) -> dict[str, Any]:
+        await first.wait()
+        return {"messages": [AIMessage("slow")]}
+
+    builder = StateGraph(Counted)
+    for node in (quick, slow):
+        builder.add_node(node.__name__, node)
+        builder.add_edge(START, node.__name__)
+    run = asyncio.create_task(LangGraphAgent(builder.compile()).session("t", store=store).run("go"))
+    opened = await store.store()
+    while not await _said(opened, "quick"):
+        await asyncio.sleep(0)
+    first.set()
+    await run
+
+
+async def _said(store: Store, text: str) -> bool:
+    found = await store.read.checkpoint("s1", "") if await store.read.session_number("local", "t") else None
+    if found is None:
+        return False
+    digests = [digest for write in found.writes for value in write.values for digest in value if type(digest) is bytes]
+    return any(text.encode() in content for content in (await store.read.parts("s1", digests)).values())
 
 
 async def test_a_graph_may_have_it_without_a_run(store: LocalStore) -> None:

@@ -100,6 +100,34 @@ async def test_posted_events_are_committed_before_the_end(running: Running, make
         assert await engine.store.read.last_position(run.number) == 51 == run.last_position
 
 
+async def test_events_that_may_wait_go_with_the_next_write_in_the_order_of_calls(
+    running: Running, make_request: Make
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        positions = [context.post_soon("a"), context.post_soon("b"), await context.emit("c"), context.post_soon("d")]
+        begun = await context.store.read.last_position(context.lease[0])
+        return [*positions, begun, context.post("e"), context.post_soon("last")]
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        assert run.output == "[1,2,3,4,3,5,6]"
+        events = await engine.store.read.events(run.number, after=0, limit=10)
+        assert [(event.position, event.text) for event in events] == list(
+            enumerate(['"a"', '"b"', '"c"', '"d"', '"e"', '"last"'], 1)
+        )
+
+
+async def test_an_event_that_may_wait_is_stored_without_another_write(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        context.post_soon("alone")
+        while await context.store.read.last_position(context.lease[0]) == 0:
+            await asyncio.sleep(0)
+        return "stored"
+
+    async with running(invoke) as engine:
+        assert (await ended(engine, make_request())).output == '"stored"'
+
+
 async def test_emitting_after_the_end_is_refused(running: Running, make_request: Make) -> None:
     kept: list[InvocationContext] = []
 

@@ -135,6 +135,8 @@ class Run:
         except BaseException as error:
             for _, done in held:
                 done.set_exception(error)
+                # Whoever wrote may be gone; then it is no news to the log.
+                done.exception()
             raise
         self.stored |= checkpoints.digests(parts)
         for _, done in held:
