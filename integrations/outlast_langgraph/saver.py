@@ -212,7 +212,11 @@ class StoreSaver(RunSaver):
         if place is None:
             return None
         history, namespace = place
-        found = await history.checkpoint(namespace, get_checkpoint_id(config))
+        observer, id = _found(config), get_checkpoint_id(config)
+        if id is None and observer is not None and observer.run.history.key == history.key:
+            found = await observer.run.head(namespace)
+        else:
+            found = await history.checkpoint(namespace, id)
         return None if found is None else self._note(config, namespace, await self._tuple(history, config, found))
 
     async def alist(

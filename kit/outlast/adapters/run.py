@@ -44,6 +44,8 @@ class Run:
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
         self.stored: set[bytes] = set()
         """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
+        self._heads: dict[str, Checkpoint] = {}
+        self._changes = 0
         self._held: list[tuple[list[Part], asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
@@ -64,6 +66,16 @@ class Run:
         run = cls(context, summary=summary, rerun_safe=rerun_safe)
         run.events.supersede()
         return run
+
+    async def head(self, namespace: str) -> Checkpoint | None:
+        """Read where a namespace goes on. Nobody else writes there, so that it is read again only after a write."""
+        if (known := self._heads.get(namespace)) is not None:
+            return known
+        changes = self._changes
+        found = await self.history.checkpoint(namespace)
+        if found is not None and changes == self._changes:
+            self._heads[namespace] = found
+        return found
 
     async def commit_head(
         self,
@@ -130,6 +142,7 @@ class Run:
         self, held: Sequence[tuple[list[Part], "asyncio.Future[None]"]], parts: Sequence[Part], **options: Any
     ) -> None:
         """Store parts, and tell those whose writes are among them."""
+        self._forget_heads()
         try:
             await self.context.write(parts=parts, **options)
         except BaseException as error:
@@ -138,9 +151,15 @@ class Run:
                 # Whoever wrote may be gone; then it is no news to the log.
                 done.exception()
             raise
+        finally:
+            self._forget_heads()
         self.stored |= checkpoints.digests(parts)
         for _, done in held:
             done.set_result(None)
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        self._changes += 1
 
     async def assured(self) -> None:
         """Wait until this attempt certainly still owns the run. Raises LeaseLost."""

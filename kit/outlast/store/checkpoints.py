@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, and_, or_, select
 
 from outlast.store import parts
 from outlast.store.grouped import Part
-from outlast.store.parts import Payload, Unpacked, Value
+from outlast.store.parts import Pages, Payload, Unpacked, Value
 from outlast.store.statements import Statement
 from outlast.store.tables import checkpoint_parts, checkpoint_writes, checkpoints, heads
 
@@ -141,11 +141,11 @@ def digests(made: Iterable[Part]) -> set[bytes]:
     return {part.parameters["digest"] for part in made if "digest" in part.parameters}
 
 
-def read(connection: Connection, scope: str, namespace: str, id: str | None) -> Checkpoint | None:
+def read(connection: Connection, scope: str, namespace: str, id: str | None, *, pages: Pages) -> Checkpoint | None:
     """Return a checkpoint with its pending writes: the named one, or the head of the namespace."""
     query = _named(scope, namespace, id) if id is not None else _head(scope, namespace)
     row = connection.execute(query).first()
-    return None if row is None else _checkpoints(connection, scope, [row])[0]
+    return None if row is None else _checkpoints(connection, scope, [row], pages)[0]
 
 
 def listed(
@@ -156,6 +156,7 @@ def listed(
     before: str | None,
     behind: tuple[str, str] | None,
     limit: int | None,
+    pages: Pages,
 ) -> list[Checkpoint]:
     """Return checkpoints of a history, newest first: with ids below `before`, and behind this id and namespace."""
     columns = checkpoints.c
@@ -168,7 +169,7 @@ def listed(
         id, at = behind
         query = query.where(or_(columns.id < id, and_(columns.id == id, columns.namespace > at)))
     query = query.order_by(columns.id.desc(), columns.namespace).limit(limit)
-    return _checkpoints(connection, scope, connection.execute(query).all())
+    return _checkpoints(connection, scope, connection.execute(query).all(), pages)
 
 
 def contents(connection: Connection, scope: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -200,10 +201,10 @@ def _head(scope: str, namespace: str) -> Select[Any]:
     )  # fmt: skip
 
 
-def _checkpoints(connection: Connection, scope: str, rows: Sequence[Row[Any]]) -> list[Checkpoint]:
+def _checkpoints(connection: Connection, scope: str, rows: Sequence[Row[Any]], pages: Pages) -> list[Checkpoint]:
     written = [_writes(connection, scope, row.namespace, row.id) for row in rows]
     bodies = [bytes(row.body) for row in rows] + [bytes(write.body) for writes in written for write in writes]
-    opened = iter(parts.unpack(bodies, lambda digests: contents(connection, scope, digests)))
+    opened = iter(parts.unpack(bodies, lambda digests: contents(connection, scope, digests), pages))
     whole = [(row, next(opened)) for row in rows]
     return [
         _checkpoint(row, found, tuple(_write(write, next(opened)) for write in writes))

@@ -5,6 +5,8 @@ a checkpoint names what is left over on each level. Full pages are parts, and ne
 of any length costs a checkpoint a few hundred bytes, and what was appended.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -17,7 +19,11 @@ TINY = 48
 
 DIGEST_BYTES = 16
 
+REMEMBERED = 400_000
+"""Elements of pages that are remembered."""
+
 _INLINE, _PART = 0, 1
+_PART_BEFORE = bytes([_PART])
 _ONE, _MANY = 0, 1
 
 
@@ -76,7 +82,7 @@ def _reference(element: Element, parts: dict[bytes, bytes]) -> bytes:
         if len(content) <= TINY:
             return bytes([_INLINE]) + _number(len(content)) + content
         element = _kept(content, parts)
-    return bytes([_PART]) + element
+    return _PART_BEFORE + element
 
 
 def _kept(content: bytes, parts: dict[bytes, bytes]) -> bytes:
@@ -87,17 +93,24 @@ def _kept(content: bytes, parts: dict[bytes, bytes]) -> bytes:
 
 def _list(elements: Sequence[Element], parts: dict[bytes, bytes]) -> bytes:
     levels: list[list[bytes]] = []
-    references = [_reference(element, parts) for element in elements]
-    while references:
-        full = len(references) - len(references) % PAGE
-        pages = [b"".join(references[at : at + PAGE]) for at in range(0, full, PAGE)]
-        levels.append(references[full:])
-        references = [bytes([_PART]) + _kept(page, parts) for page in pages]
+    while elements:
+        full = len(elements) - len(elements) % PAGE
+        pages = [_page(elements[at : at + PAGE], parts) for at in range(0, full, PAGE)]
+        levels.append([_reference(element, parts) for element in elements[full:]])
+        elements = [_kept(page, parts) for page in pages]
     # From the top, where the oldest are.
     written = [_number(len(levels))]
     for level in reversed(levels):
         written += [_number(len(level)), *level]
     return b"".join(written)
+
+
+def _page(elements: Sequence[Element], parts: dict[bytes, bytes]) -> bytes:
+    try:
+        # Most elements of a long list are digests already.
+        return _PART_BEFORE + _PART_BEFORE.join(elements)  # type: ignore[arg-type]  # payloads are no bytes
+    except TypeError:
+        return b"".join(_reference(element, parts) for element in elements)
 
 
 class Unpacked(NamedTuple):
@@ -129,37 +142,97 @@ class _Page(NamedTuple):
     digest: bytes
 
 
-def unpack(bodies: Sequence[bytes], fetch: Fetch) -> list[Unpacked]:
-    """Read rows, with one fetch for each level of the longest list of all."""
-    opened = [_Opened(*_opened(body), set()) for body in bodies]
-    while wanted := list(dict.fromkeys(digest for row in opened for digest in row.turn())):
-        pages = fetch(wanted)
-        for row in opened:
-            row.replace(pages)
-    return [row.closed() for row in opened]
+class _Flat(NamedTuple):
+    """What is below a page: all elements, and the digests of the pages, its own among them."""
+
+    elements: tuple[Element, ...]
+    digests: frozenset[bytes]
 
 
-class _Opened(NamedTuple):
-    """A row whose lists may have pages that were not read yet."""
+class Pages:
+    """Pages that were read lately. They never change, so that a list is read again by what was appended to it."""
 
-    own: Payload | None
-    values: list[Element | list[Element | _Page]]
-    pages: set[bytes]
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: OrderedDict[_Page, _Flat] = OrderedDict()
+        self._size = 0
 
-    def turn(self) -> list[bytes]:
-        """Return the pages to be read next."""
-        lists = (value for value in self.values if isinstance(value, list))
-        found = [entry.digest for entries in lists for entry in entries if isinstance(entry, _Page)]
-        self.pages.update(found)
-        return found
+    def get(self, page: _Page) -> _Flat | None:
+        with self._lock:
+            if (found := self._of.get(page)) is not None:
+                self._of.move_to_end(page)
+            return found
 
-    def replace(self, pages: Mapping[bytes, bytes]) -> None:
-        for value in self.values:
+    def put(self, page: _Page, flat: _Flat) -> None:
+        with self._lock:
+            if page not in self._of:
+                self._of[page] = flat
+                self._size += len(flat.elements)
+            while self._size > REMEMBERED:
+                self._size -= len(self._of.popitem(last=False)[1].elements)
+
+
+def unpack(bodies: Sequence[bytes], fetch: Fetch, pages: Pages | None = None) -> list[Unpacked]:
+    """Read rows, with one fetch for each level of the longest list of all, and none for pages that are remembered."""
+    opened = [_opened(body) for body in bodies]
+    reading = _Reading(fetch, pages or Pages())
+    reading.read({entry for _, values in opened for value in values if isinstance(value, list) for entry in value})
+    return [reading.unpacked(own, values) for own, values in opened]
+
+
+class _Reading:
+    """The pages of some rows."""
+
+    def __init__(self, fetch: Fetch, pages: Pages) -> None:
+        self._fetch, self._pages = fetch, pages
+        self._flat: dict[_Page, _Flat] = {}
+        self._read: dict[_Page, list[Element | _Page]] = {}
+
+    def read(self, entries: Iterable[Element | _Page]) -> None:
+        """Read the pages among some entries, and all below them."""
+        while wanted := [entry for entry in entries if isinstance(entry, _Page) and not self._is_known(entry)]:
+            found = self._fetch([page.digest for page in wanted])
+            self._read.update((page, list(_entries(found[page.digest], page.level - 1))) for page in wanted)
+            entries = {entry for page in wanted for entry in self._read[page]}
+
+    def _is_known(self, page: _Page) -> bool:
+        if page in self._read or page in self._flat:
+            return True
+        if (flat := self._pages.get(page)) is not None:
+            self._flat[page] = flat
+        return flat is not None
+
+    def unpacked(self, own: Payload | None, values: Sequence[Element | list[Element | _Page]]) -> Unpacked:
+        whole: list[Value] = []
+        digests: set[bytes] = set()
+        for value in values:
             if isinstance(value, list):
-                value[:] = [entry for old in value for entry in _turned(old, pages)]
+                elements, below = self._below(value)
+                whole.append(elements)
+                digests |= below
+            else:
+                whole.append(value)
+        return Unpacked(own, whole, frozenset(digests))
 
-    def closed(self) -> Unpacked:
-        return Unpacked(self.own, self.values, frozenset(self.pages))  # type: ignore[arg-type]  # no page is left
+    def _below(self, entries: Iterable[Element | _Page]) -> tuple[list[Element], set[bytes]]:
+        elements: list[Element] = []
+        digests: set[bytes] = set()
+        for entry in entries:
+            if isinstance(entry, _Page):
+                flat = self._flattened(entry)
+                elements += flat.elements
+                digests |= flat.digests
+            else:
+                elements.append(entry)
+        return elements, digests
+
+    def _flattened(self, page: _Page) -> _Flat:
+        flat = self._flat.get(page)
+        if flat is None:
+            elements, digests = self._below(self._read[page])
+            flat = self._flat[page] = _Flat(tuple(elements), frozenset({*digests, page.digest}))
+            self._pages.put(page, flat)
+        return flat
 
 
 def needed_by(bodies: Sequence[bytes], fetch: Fetch) -> set[bytes]:
@@ -167,14 +240,11 @@ def needed_by(bodies: Sequence[bytes], fetch: Fetch) -> set[bytes]:
     return {digest for row in unpack(bodies, fetch) for digest in row.needed()}
 
 
-def _turned(entry: Element | _Page, pages: Mapping[bytes, bytes]) -> Iterator[Element | _Page]:
-    if not isinstance(entry, _Page):
-        yield entry
-        return
-    page, at = pages[entry.digest], 0
+def _entries(page: bytes, level: int) -> Iterator[Element | _Page]:
+    at = 0
     while at < len(page):
         element, at = _element(page, at)
-        yield _above(element, entry.level - 1)
+        yield _above(element, level)
 
 
 def _above(element: Element, level: int) -> Element | _Page:

@@ -37,6 +37,7 @@ from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
 from outlast.store.documents import Place, StoredDocument
 from outlast.store.memories import Key, StoredMemory
+from outlast.store.parts import Pages
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
@@ -93,6 +94,7 @@ class Reader:
         """`meaning` says of an error of the driver whether the same read may succeed later."""
         self._engine, self._meaning = engine, meaning
         self._closed = False
+        self._pages = Pages()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
     def close(self) -> None:
@@ -256,7 +258,9 @@ class Reader:
 
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
         """Read a checkpoint with its pending writes, in digests; without an id, the head of the namespace."""
-        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id), patient=True)
+        return await self._run(
+            lambda connection: checkpoints.read(connection, scope, namespace, id, pages=self._pages), patient=True
+        )
 
     async def checkpoints(
         self,
@@ -270,7 +274,7 @@ class Reader:
         """Newest first, with ids below `before`, and behind this id and namespace."""
         return await self._run(
             lambda connection: checkpoints.listed(
-                connection, scope, namespace=namespace, before=before, behind=behind, limit=limit
+                connection, scope, namespace=namespace, before=before, behind=behind, limit=limit, pages=self._pages
             ),
             patient=True,
         )
