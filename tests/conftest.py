@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from outlast import AgentClient, DurableAgentServer
+from outlast import AgentClient, DurableAgentServer, open_store
+from outlast.adapters import LocalStore
 from outlast.core import faults
 from outlast.core.records import Request
 from outlast.engine import AgentHandlers, Engine, EngineSettings
@@ -39,6 +40,13 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     opened.worker = "w1"
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def local(store_url: str) -> AsyncIterator[LocalStore]:
+    """A store for sessions in process."""
+    async with open_store(store_url) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["in process", "over HTTP"])

@@ -110,14 +110,24 @@ def _going(asked: Sequence[_Asked], decisions: Sequence[Decision | Answer]) -> d
 
 async def waits(history: History) -> bool:
     """Say whether something is open that a person could decide."""
-    return any(row.status is ApprovalStatus.OPEN for row in await history.undecided())
+    return bool(await _open(history))
+
+
+async def _open(history: History) -> list[Approval]:
+    return [row for row in await history.undecided() if row.status is ApprovalStatus.OPEN]
 
 
 async def close(run: Run) -> None:
     """Let nobody answer any more what is open: new messages come instead. Raises RunFailed (`approval_open`)."""
-    opened = [row for row in await run.history.undecided() if row.status is ApprovalStatus.OPEN]
+    opened = await _open(run.history)
     approvals.refuse_waiting(opened, run.context.lease[0])
     if opened:
+        await run.context.write(parts=[approvals.close(run.history.scope)])
+
+
+async def drop(run: Run) -> None:
+    """Let nobody answer any more what is open: the graph does not wait for it."""
+    if await waits(run.history):
         await run.context.write(parts=[approvals.close(run.history.scope)])
 
 

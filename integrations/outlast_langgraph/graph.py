@@ -56,7 +56,7 @@ class WrappedGraph:
             return parse({"messages": value[key]}) if isinstance(value[key], list) else parse(value[key])
         try:
             return {**value, key: convert_to_messages(value[key])}
-        except (ValueError, NotImplementedError, KeyError, TypeError) as error:
+        except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
             raise refuse(str(error).splitlines()[0]) from error
 
     def stops_before(self, names: Sequence[str]) -> bool:

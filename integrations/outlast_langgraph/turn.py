@@ -122,9 +122,10 @@ class LangGraphTurn:
     async def _begin(self, values: dict[str, Any]) -> Result:
         """Add the input, and before it, in the same step, the answers of calls that an earlier run left open."""
         snapshot = await self._state()
+        if self._graph.messages_key is not None:
+            self._refuse_known_ids(snapshot, values)
         await asking.close(self._run)
         if self._graph.messages_key is not None and snapshot.metadata is not None:
-            self._refuse_known_ids(snapshot, values)
             closing = await self._close(snapshot)
             if closing:
                 values = values | {self._key: [*closing, *values.get(self._key, [])]}
@@ -133,14 +134,17 @@ class LangGraphTurn:
     def _refuse_known_ids(self, snapshot: StateSnapshot, values: Mapping[str, Any]) -> None:
         known = {message.id for message in messages_of(snapshot.values, self._key)}
         for message in values.get(self._key, []):
-            if getattr(message, "id", None) in known:
-                raise RunFailed("invalid_input", f"the history has a message with the id {message.id!r} already")
+            id = getattr(message, "id", None)
+            if id in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
+            known.update([id] if id is not None else [])
 
     async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
         """Hand the answers of a person to the graph that waits for them."""
         interrupts = asking.interrupts_of(snapshot)
         if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
+        await self._run.journal.rows()  # what ran beside the question was told by the run that asked it
         given = await asking.answer(self._run, interrupts, value)
         if snapshot.interrupts:
             return await self._go(Command(resume=given))
@@ -184,6 +188,7 @@ class LangGraphTurn:
             case ResumeKind.AWAIT_APPROVAL:
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
                 self._run.events.resume(ResumeKind.CALL_MODEL)
+                await self._run.journal.rows()
                 return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)
@@ -201,6 +206,8 @@ class LangGraphTurn:
         snapshot = await self._committed(await self._state())
         for at, calls in self._open(snapshot):
             await self._answer_for(at, calls, answer)
+        if not (await self._state()).interrupts:
+            await asking.drop(self._run)
 
     def _point(self, snapshot: StateSnapshot) -> ResumePoint:
         return self._graph.point(snapshot)

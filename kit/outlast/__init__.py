@@ -7,11 +7,15 @@ from outlast.adapters.native import Agent, Hooks, JsonlRecorder, Tool
 from outlast.client import AgentClient, SyncAgentClient
 from outlast.core.errors import (
     AgentResumeError,
+    Conflict,
     EffectFailed,
+    InvalidRequest,
     LeaseLost,
+    NotFound,
     OutcomeUnknown,
     OutlastError,
     RunFailed,
+    SessionBusy,
 )
 from outlast.core.records import Interrupt
 from outlast.core.reply import Reply
@@ -25,18 +29,22 @@ __all__ = [
     "AgentHandlers",
     "AgentLike",
     "AgentResumeError",
+    "Conflict",
     "DurableAgentServer",
     "EffectFailed",
     "EngineSettings",
     "Hooks",
     "Interrupt",
+    "InvalidRequest",
     "InvocationContext",
     "JsonlRecorder",
     "LeaseLost",
+    "NotFound",
     "OutcomeUnknown",
     "OutlastError",
     "Reply",
     "RunFailed",
+    "SessionBusy",
     "Store",
     "SyncAgentClient",
     "Tool",

@@ -1,6 +1,6 @@
 """Plain functions that nodes call: their effects happen once, whatever happens to the node."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,9 @@ pytestmark = pytest.mark.anyio
 ID = "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11"
 
 
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
-
-
-def around(node: Callable[[MessagesState], Any], **options: Any) -> LangGraphAgent:
-    return LangGraphAgent(StateGraph(MessagesState).add_node("node", node, **options).add_edge(START, "node").compile())
+def around(node: Any, *, retry_policy: RetryPolicy | None = None) -> LangGraphAgent:
+    builder = StateGraph(MessagesState).add_node("node", node, retry_policy=retry_policy)
+    return LangGraphAgent(builder.add_edge(START, "node").compile())
 
 
 class Charges:

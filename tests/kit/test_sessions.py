@@ -342,6 +342,14 @@ async def test_an_export_can_be_imported_under_another_name(sessions: Sessions) 
     assert await texts(sessions, "copy") == ["a\u2028\n", "\ud800", "b"]
 
 
+async def test_an_export_can_be_imported_as_it_comes_or_as_one_text(sessions: Sessions) -> None:
+    await sessions.create("s")
+    await sessions.append("s", said("a\u2028\n", "\ud800"))
+    await sessions.import_(sessions.export("s"), id="streamed")
+    await sessions.import_("\n".join([line async for line in sessions.export("s")]), id="text")
+    assert await texts(sessions, "streamed") == await texts(sessions, "text") == ["a\u2028\n", "\ud800"]
+
+
 HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
 
 

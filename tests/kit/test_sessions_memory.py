@@ -374,6 +374,8 @@ async def test_the_longest_names_are_stored(memory: Memories) -> None:
         (lambda memory: memory.search("a", limit="5"), "limit"),
         (lambda memory: memory.put("a", "x", session_id="\x00"), "session_id"),
         (lambda memory: memory.search("a", limit=0), "limit"),
+        (lambda memory: memory.list(limit="5"), "limit"),
+        (lambda memory: memory.list(limit=1001), "limit"),
         (lambda memory: memory.search("a", limit=101), "limit"),
     ],
 )

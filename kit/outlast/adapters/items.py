@@ -62,11 +62,20 @@ class Items:
         row = self.approvals.get(key)
         return row is not None and row.status is ApprovalStatus.OPEN
 
-    def has(self, id: str) -> bool:
-        return any(one.id == id for one in self.stored)
+    def refuse_known(self, ids: Iterable[str]) -> None:
+        """Raise RunFailed for an id that is in the history, or twice among these: the store keeps the first only."""
+        known = {one.id for one in self.stored}
+        for id in ids:
+            if id in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
+            known.add(id)
 
     def append(self, messages: Sequence[tuple[str, Message]], *, number: int) -> list[Part]:
-        """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's."""
+        """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's.
+
+        Raises RunFailed for an id that is known.
+        """
+        self.refuse_known(id for id, _ in messages)
         texts = [(id, jsontext.encode(message.as_json())) for id, message in messages]
         parts = items.append(self._scope, self._last, texts)
         for (id, text), (_, message) in zip(texts, messages, strict=True):

@@ -6,13 +6,12 @@ from typing import Any
 
 from outlast.client.transport import Transport
 from outlast.core import ids
-from outlast.core.conversations import Memory, MemorySearchResult, memory_cursor, memory_of_json
+from outlast.core.conversations import MOST_LISTED, Memory, MemorySearchResult, memory_cursor, memory_of_json
 from outlast.core.portal import Blocking, blocking
 
 MEMORIES = "/api/memories"
 PAGE = 500
 """Memories that a server tells of at once."""
-MOST_LISTED = 1000
 
 
 class RemoteMemoryStore:
@@ -88,9 +87,9 @@ class RemoteMemoryStore:
         query: dict[str, Any] = {**_named(path, actor_id, session_id), **prefix}
         if after is not None:
             query["cursor"] = memory_cursor(*ids.memory_place(after))
-        found: list[Memory] = []
+        found, limit = list[Memory](), ids.limit(limit, MOST_LISTED)
         while True:
-            query["limit"] = min(limit - len(found), PAGE) if isinstance(limit, int) and limit <= MOST_LISTED else limit
+            query["limit"] = min(limit - len(found), PAGE)
             page = await self._transport.json("GET", MEMORIES, params=query)
             found += [memory_of_json(one) for one in page["items"]]
             if len(found) >= limit or page["next_cursor"] is None:

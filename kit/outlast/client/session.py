@@ -73,14 +73,14 @@ class RemoteSession:
 
     def _path(self) -> str:
         if self.id is None:
-            raise ValueError("without a session there is nothing to resume")
+            raise ValueError("a conversation without an id cannot be resumed, looked at or cancelled")
         return session_path(self.id)
 
     def _request(self, id: str | None, **fields: Any) -> dict[str, Any]:
         request = {"id": id or str(uuid.uuid4()), **fields}
         if "input" in fields and self.id is not None:
             request["session_id"] = self.id
-        return request if self._agent is None else {**request, "agent": self._agent}
+        return request if self._agent is None else {"agent": self._agent, **request}
 
     async def _finished(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Repeat a request until its run is final. It joins the run that it started."""

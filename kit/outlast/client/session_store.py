@@ -1,7 +1,7 @@
 """The sessions behind a URL: the methods of `SessionStore` over HTTP, safe to repeat where they can be."""
 
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from outlast.core.conversations import (
     SessionPage,
     item_line,
     item_of_json,
+    lines_of,
     session_line,
     session_of_json,
 )
@@ -170,14 +171,15 @@ class RemoteSessionStore:
         async for item in self.items(id):
             yield item_line(item)
 
-    async def import_(self, lines: Sequence[str], *, id: str | None = None) -> Session:
-        """Store what `export` gave as a new session, all or nothing, and return it. `id` is another name for it.
+    async def import_(self, lines: Iterable[str] | AsyncIterable[str], *, id: str | None = None) -> Session:
+        """Store what `export` gives as a new session, all or nothing, and return it. `id` is another name for it.
 
+        `lines` may be lines, one text with all of them, or `export` itself, also that of another store.
         Raises InvalidRequest that names the line, or (`body_too_large`) where the server takes no more, and Conflict
         (`session_exists`).
         """
         query = {} if id is None else {"id": ids.session_id(id)}
-        text = "\n".join(line.replace("\n", " ") for line in lines)
+        text = "\n".join(line.replace("\n", " ") for line in await lines_of(lines))
         # A lone surrogate becomes bytes that the server refuses, with the number of the line.
         content = text.encode(errors="surrogatepass")
         headers = {"Content-Type": JSON_LINES}

@@ -1,12 +1,15 @@
 """Conversations and memories as users see them, in process and over HTTP. Times are milliseconds since 1970 UTC."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outlast.core import ids, jsontext
 from outlast.core.times import milliseconds
+
+MOST_LISTED = 1000
+"""Memories that a list returns at once."""
 
 JSON_LINES = "application/jsonl"
 """The media type of an export."""
@@ -119,3 +122,10 @@ def memory_place(cursor: str) -> tuple[str, str | None]:
     """Return the path and the session that a cursor stands for. Raise ValueError for one that is none."""
     path, session_id = urlsafe_b64decode(cursor).decode().split("\n")
     return ids.memory_place((path, session_id or None))
+
+
+async def lines_of(export: Iterable[str] | AsyncIterable[str]) -> list[str]:
+    """Return the lines of what `export` gave, also while it is given, or as one text."""
+    if isinstance(export, str):
+        return export.split("\n")
+    return [line async for line in export] if isinstance(export, AsyncIterable) else list(export)

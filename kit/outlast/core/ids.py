@@ -54,5 +54,12 @@ def memory_place(value: object, field: str = "after") -> tuple[str, str | None]:
     return memory_path(value[0], field), None if value[1] is None else session_id(value[1])
 
 
+def limit(value: object, most: int) -> int:
+    """Return `value` unchanged when it is a number from 1 to `most`, else raise InvalidRequest (`invalid_parameter`)."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
+    return value
+
+
 def _bad_session(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_session_id", field="session_id")

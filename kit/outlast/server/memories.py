@@ -1,7 +1,7 @@
 """`/api/memories`: what is known about an actor. A memory is named by `path`, `actor_id` and `session_id` in the query."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,21 +11,13 @@ from outlast.core import jsontext
 from outlast.core.conversations import memory_cursor, memory_place
 from outlast.core.errors import InvalidRequest
 from outlast.server import body, parameters
-from outlast.server.answers import json_answer, route
+from outlast.server.answers import json_answer, page_answer, route
 from outlast.server.principal import caller
-from outlast.server.runtime import Runtime
+from outlast.server.runtime import Serving
 from outlast.sessions import Memory, MemoryStore
 from outlast.wires.native import accept, project
 
 NAME = ("path", "actor_id", "session_id")
-
-
-class Serving(Protocol):
-    """What these routes need of their server."""
-
-    prefix: str
-
-    def runtime(self) -> Runtime: ...
 
 
 class Memories:
@@ -51,13 +43,7 @@ class Memories:
             query.get("path"), query.get("path_prefix", ""), actor_id=query.get("actor_id"),
             session_id=query.get("session_id"), after=_after(query.get("cursor")), limit=limit + 1,
         )  # fmt: skip
-        shown = found[:limit]
-        return json_answer(
-            project.page(
-                [_memory(one) for one in shown],
-                memory_cursor(shown[-1].path, shown[-1].session_id) if len(found) > limit else None,
-            )
-        )
+        return page_answer(found, limit, _memory, lambda one: memory_cursor(one.path, one.session_id))
 
     async def search(self, request: Request) -> Response:
         """The best first."""

@@ -19,7 +19,10 @@ def query(request: Request, known: Sequence[str], *, labels: str | None = None) 
     query = dict(request.query_params)
     for name in query:
         if name not in known and not (labels and name.startswith(f"{labels}.")):
-            raise InvalidRequest(f"unknown query parameter {name[:64]!a}", code="unknown_parameter", field=name)
+            names = ", ".join(sorted(known)) or "none"
+            raise InvalidRequest(
+                f"unknown query parameter {name[:64]!a}; known are {names}", code="unknown_parameter", field=name
+            )
     return query
 
 

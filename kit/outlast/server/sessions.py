@@ -21,28 +21,25 @@ from outlast.core.resume import ResumePoint
 from outlast.engine.threads import call
 from outlast.server import body, parameters
 from outlast.server.agents import Agents, Resumable
-from outlast.server.answers import Methods, json_answer, route
+from outlast.server.answers import Methods, json_answer, page_answer, route
 from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
-from outlast.server.runtime import Runtime
+from outlast.server.runtime import Runtime, Serving
 from outlast.sessions import Session, SessionItem, SessionStore
 from outlast.store.sessions import kept_as_checkpoints
 from outlast.wires.native import accept, project
 
 
-class Serving(Protocol):
-    """What these routes need of their server."""
+class ServingAgents(Serving, Protocol):
+    """What these routes need of their server besides."""
 
-    prefix: str
     agents: Agents
-
-    def runtime(self) -> Runtime: ...
 
 
 class Sessions:
     """The endpoints of one server. A resume is answered as an invocation is, by `invocations`."""
 
-    def __init__(self, server: Serving, invocations: Invocations) -> None:
+    def __init__(self, server: ServingAgents, invocations: Invocations) -> None:
         self._server = server
         self._invocations = invocations
 
@@ -120,10 +117,7 @@ class Sessions:
                 _id(request), after=after, limit=limit + 1, newest_first=order == "desc"
             )
         ]
-        shown = found[:limit]
-        return json_answer(
-            project.page([_item(one) for one in shown], shown[-1].position if len(found) > limit else None)
-        )
+        return page_answer(found, limit, _item, lambda item: item.position)
 
     async def append(self, request: Request) -> Response:
         await self._refuse_checkpoints(request)

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 
 from outlast.core import ids, jsontext
-from outlast.core.conversations import Memory, MemorySearchResult
+from outlast.core.conversations import MOST_LISTED, Memory, MemorySearchResult
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.sessions.session import StoreSource
 from outlast.store.memories import Key, Mode, StoredMemory
@@ -15,7 +15,6 @@ MAX_CONTENT = 65_536
 MAX_NAME_BYTES = 2500
 """Bytes of principal, actor, path and session together: PostgreSQL's index takes no more."""
 MOST_FOUND = 100
-MOST_LISTED = 1000
 
 
 class MemoryStore:
@@ -96,7 +95,7 @@ class MemoryStore:
             prefix="" if path_prefix == "" else ids.memory_path(path_prefix, "path_prefix"),
             session_id=_session(session_id),
             after=None if after is None else _place(after),
-            limit=_bounded(limit, MOST_LISTED),
+            limit=ids.limit(limit, MOST_LISTED),
         )
         return [_memory(one) for one in found]
 
@@ -106,7 +105,7 @@ class MemoryStore:
         """Return the memories that have any word of a text, the best first. No character of it is an operator."""
         found = await (await self._store()).read.found_memories(
             self._principal, self._actor(actor_id), _content(text, "text"), session_id=_session(session_id),
-            limit=_bounded(limit, MOST_FOUND),
+            limit=ids.limit(limit, MOST_FOUND),
         )  # fmt: skip
         return [MemorySearchResult(_memory(one), score) for one, score in found]
 
@@ -171,9 +170,3 @@ def _content(content: object, field: str = "content") -> str:
 
 def _session(session_id: str | None) -> str | None:
     return None if session_id is None else ids.session_id(session_id)
-
-
-def _bounded(limit: object, most: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= most:
-        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
-    return limit

@@ -2,11 +2,11 @@
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
-from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, session_line
+from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
@@ -103,7 +103,7 @@ class SessionStore:
         named = {field: ids.name(text, field) for field, text in filters.items() if text is not None}
         found = await (await self._store()).read.sessions(
             self._principal, agent=named.get("agent"), actor_id=named.get("actor_id"), parent_id=named.get("parent"),
-            labels=_labels(labels), before=cursor, limit=_limit(limit) + 1,
+            labels=_labels(labels), before=cursor, limit=ids.limit(limit, LARGEST_PAGE) + 1,
         )  # fmt: skip
         shown = found[:limit]
         return SessionPage([_session(one) for one in shown], shown[-1].number if len(found) > limit else None)
@@ -195,12 +195,15 @@ class SessionStore:
         async for item in self.items(id):
             yield item_line(item)
 
-    async def import_(self, lines: Sequence[str], *, id: str | None = None) -> Session:
-        """Store what `export` gave as a new session, all or nothing, and return it. `id` is another name for it.
+    async def import_(self, lines: Iterable[str] | AsyncIterable[str], *, id: str | None = None) -> Session:
+        """Store what `export` gives as a new session, all or nothing, and return it. `id` is another name for it.
 
+        `lines` may be lines, one text with all of them, or `export` itself, also that of another store.
         Raises InvalidRequest that names the line, and Conflict (`session_exists`).
         """
-        head, *rest = [_line(number, line) for number, line in enumerate(lines, 1) if line.strip()] or [{}]
+        head, *rest = [_line(number, line) for number, line in enumerate(await lines_of(lines), 1) if line.strip()] or [
+            {}
+        ]
         if head.get("type") != "session":
             raise InvalidRequest("line 1 must be the session", code="invalid_import", field="line 1")
         contents = [_imported(number, line) for number, line in enumerate(rest, 2)]
@@ -261,12 +264,6 @@ def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
     ):
         raise InvalidRequest("`labels` must be an object of strings", field="labels")
     return dict(labels)
-
-
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
-    return limit
 
 
 def _line(number: int, line: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, or_, select
 
 from outlast.store import parts
-from outlast.store.grouped import Part
+from outlast.store.grouped import LEASE, Part
 from outlast.store.parts import Pages, Payload, Unpacked, Value
 from outlast.store.statements import Statement
 from outlast.store.tables import checkpoint_parts, checkpoint_writes, checkpoints, heads
@@ -49,10 +49,7 @@ class Checkpoint:
     needs: frozenset[bytes] = frozenset()
 
 
-UNDER_LEASE = """
-    FROM {p}invocations v
-    WHERE v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'
-"""
+UNDER_LEASE = f"FROM {{p}}invocations v WHERE {LEASE}"
 ANYHOW = "WHERE true"
 """For a transaction that holds the session itself."""
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import Select, and_, literal_column, or_, select
 
 from outlast.core import jsontext
-from outlast.store.grouped import Part
+from outlast.store.grouped import LEASE, Part
 from outlast.store.statements import Connection, DialectName, Statement, now, query, values
 from outlast.store.tables import documents
 from outlast.store.words import ONE, WordIndex, owner
@@ -43,10 +43,7 @@ class StoredDocument(NamedTuple):
     score: float | None = None
 
 
-_UNDER_LEASE = (
-    "EXISTS (SELECT 1 FROM {p}invocations v WHERE v.number = :number AND v.epoch = :epoch AND v.holder = :me "
-    "AND v.status = 'running')"
-)
+_UNDER_LEASE = f"EXISTS (SELECT 1 FROM {{p}}invocations v WHERE {LEASE})"
 _KEY = "d.principal = :principal AND d.namespace = :namespace AND d.key = :key"
 
 
