@@ -82,9 +82,9 @@ class Observer:
         step_id = f"{context.invocation_id}.a{context.attempt}.{payload['id']}"
         event = {"step_id": step_id, "name": payload["name"], "kind": "node", "path": list(namespace)}
         if "triggers" in payload:
-            self.run.events.post_soon({"type": "agent.step.started", **event})
+            self.run.events.post({"type": "agent.step.started", **event})
         else:
-            self.run.events.post_soon({"type": "agent.step.finished", **event})
+            self.run.events.post({"type": "agent.step.finished", **event})
 
     def _chunk(self, chunk: AIMessageChunk, metadata: Mapping[str, Any]) -> None:
         stream = self._stream_of(str(metadata.get("langgraph_checkpoint_ns", "")), chunk.id, metadata)

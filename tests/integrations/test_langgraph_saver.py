@@ -20,11 +20,9 @@ from sqlalchemy import text
 from typing_extensions import TypedDict
 
 from outlast.adapters import LocalStore, open_store
-from outlast.adapters import run as attempts
 from outlast.adapters.run import CURRENT_RUN
 from outlast.core.errors import InvalidRequest, SessionBusy
 from outlast.core.portal import portal
-from outlast.engine.context import InvocationContext
 from outlast.store import Store
 from outlast_langgraph import LangGraphAgent, StoreSaver
 from outlast_langgraph.frames import PickledPayload
@@ -127,17 +125,17 @@ async def test_bytes_grow_with_the_turns_and_not_with_their_square(store: LocalS
 async def test_a_step_is_one_transaction(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pending writes wait for the checkpoint of their step."""
     written: list[list[str]] = []
-    original = InvocationContext.write
+    original = Store.write
 
-    async def write(self: InvocationContext, **options: Any) -> Any:
+    def write(self: Store, number: int, epoch: int, **options: Any) -> Any:
         # The parts of checkpoints have no name.
-        written.append(
-            [name for part in options["parts"] for name in part.parameters if name in ("channel", "checkpoint")]
-        )
-        return await original(self, **options)
+        names = [name for part in options["parts"] for name in part.parameters if name in ("channel", "checkpoint")]
+        if names:
+            written.append(names)
+        return original(self, number, epoch, **options)
 
-    monkeypatch.setattr(InvocationContext, "write", write)
-    monkeypatch.setattr(attempts, "JOIN_SECONDS", 60)
+    monkeypatch.setattr(Store, "write", write)
+    monkeypatch.setattr("outlast.engine.context.SOON_SECONDS", 60)
     await LangGraphAgent(talker()).session("s", store=store).run("go")
     assert [sorted(set(names)) for names in written] == [
         ["checkpoint"],

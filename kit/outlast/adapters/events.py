@@ -16,7 +16,7 @@ from outlast.core.resume import ResumeKind
 from outlast.engine.context import InvocationContext
 from outlast.store.store import Store
 
-COALESCE_SECONDS = 0.02
+COALESCE_SECONDS = 0.015
 """Text is gathered for so long before it is stored."""
 
 PAGE = 500
@@ -106,14 +106,9 @@ class EventWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def post(self, event: Any) -> int:
-        """Store an event behind everything gathered so far, without waiting for it."""
+        """Store an event behind everything gathered so far, without waiting for it, with the next write or soon."""
         self.flush()
         return self._context.post(event)
-
-    def post_soon(self, event: Any) -> int:
-        """The same for an event that may wait a moment, so that it costs no commit of its own."""
-        self.flush()
-        return self._context.post_soon(event)
 
     def flush(self) -> None:
         """Hand gathered text over to be stored; call it before any event that must come behind that text."""

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,13 +15,9 @@ from outlast.core.errors import RunFailed
 from outlast.engine.context import InvocationContext
 from outlast.store import checkpoints, journal
 from outlast.store.grouped import Part
-from outlast.store.writer import Answer
 
 T = TypeVar("T")
 
-
-JOIN_SECONDS = 0.002
-"""How long pending writes wait for the checkpoint of their step."""
 
 EFFECT = "effect:"
 """Begins the keys of side effects that are no tool calls."""
@@ -46,8 +42,6 @@ class Run:
         """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
         self._heads: dict[str, Checkpoint] = {}
         self._changes = 0
-        self._held: list[tuple[list[Part], asyncio.Future[None]]] = []
-        self._timer: asyncio.TimerHandle | None = None
         self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
         """Where the calling code runs, as the framework names it."""
         self._counts: Counter[tuple[Place, str]] = Counter()
@@ -92,15 +86,14 @@ class Run:
         One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
         """
         faults.reach("checkpoint.before_put")
-        held = self._take_held()
-        parts = [part for made, _ in held for part in made]
+        parts: list[Part] = []
         if checkpoint is not None:
-            stored = self.stored | checkpoints.digests(parts)
+            stored = self.stored | checkpoints.digests(self.context.waiting)
             parts.extend(checkpoints.put(self.history.scope, checkpoint, stored=stored))
         parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
         parts.extend(self.journal.pending(calls))
         parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
-        await self._write(held, parts, events=events, progress=True)
+        await self._written(parts, self.context.write(parts=parts, events=events, progress=True))
         faults.reach("checkpoint.after_put")
 
     async def commit_writes(
@@ -119,43 +112,16 @@ class Run:
         parts = checkpoints.put_writes(
             self.history.scope, namespace, checkpoint_id, writes, replace=replace, stored=self.stored
         )
-        done: asyncio.Future[None] = Answer(loop=self.context.loop)
-        self._held.append(([*parts, *map(self.journal.used, uses)], done))
-        if self._timer is None:
-            self._timer = self.context.loop.call_later(JOIN_SECONDS, self._send_held)
-        await done
+        parts.extend(map(self.journal.used, uses))
+        await self._written(parts, self.context.write_soon(parts))
 
-    def _take_held(self) -> list[tuple[list[Part], "asyncio.Future[None]"]]:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        held, self._held = self._held, []
-        return held
-
-    def _send_held(self) -> None:
-        held = self._take_held()
-        work = self.context.loop.create_task(self._write(held, [part for made, _ in held for part in made]))
-        # What went wrong is told to those who wait for their writes.
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def _write(
-        self, held: Sequence[tuple[list[Part], "asyncio.Future[None]"]], parts: Sequence[Part], **options: Any
-    ) -> None:
-        """Store parts, and tell those whose writes are among them."""
+    async def _written(self, parts: Sequence[Part], writing: Awaitable[Any]) -> None:
         self._forget_heads()
         try:
-            await self.context.write(parts=parts, **options)
-        except BaseException as error:
-            for _, done in held:
-                done.set_exception(error)
-                # Whoever wrote may be gone; then it is no news to the log.
-                done.exception()
-            raise
+            await writing
         finally:
             self._forget_heads()
         self.stored |= checkpoints.digests(parts)
-        for _, done in held:
-            done.set_result(None)
 
     def _forget_heads(self) -> None:
         self._heads.clear()
