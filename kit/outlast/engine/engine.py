@@ -573,6 +573,8 @@ class Engine:
         while True:
             for status, seconds in self.settings.retention.items():
                 await self._remove_old(status, seconds)
+            while await self.store.documents.remove_expired(limit=RETENTION_BATCH) == RETENTION_BATCH:
+                pass
             await asyncio.sleep(RETENTION_EVERY_SECONDS)
 
     async def _remove_old(self, status: Status, seconds: float) -> None:

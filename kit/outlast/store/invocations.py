@@ -290,7 +290,7 @@ _DELETE_JOURNAL = Statement(
 _OWN_SCOPE = "WHERE scope IN (SELECT 'i' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _OWN_SCOPE)
-    for table in ("checkpoint_writes", "checkpoints", "heads", "items")
+    for table in ("checkpoint_parts", "checkpoint_writes", "checkpoints", "heads", "items")
 ]
 _DELETE = Statement("DELETE FROM {p}invocations WHERE number IN (SELECT f.value FROM {values} f)")
 _OLD = Statement(

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
-from sqlalchemy import Engine, Select, and_, func, literal_column, or_, select
+from sqlalchemy import Engine, Select, Text, and_, func, literal_column, or_, select
+from sqlalchemy import cast as sa_cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -28,12 +29,15 @@ from outlast.core.records import (
 )
 from outlast.store import approvals as decisions
 from outlast.store import bounded, checkpoints
+from outlast.store import documents as kept
 from outlast.store import invocations as life
 from outlast.store import items as histories
 from outlast.store import memories as remembered
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
+from outlast.store.documents import Place, StoredDocument
 from outlast.store.memories import Key, StoredMemory
+from outlast.store.parts import Pages
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
@@ -90,6 +94,7 @@ class Reader:
         """`meaning` says of an error of the driver whether the same read may succeed later."""
         self._engine, self._meaning = engine, meaning
         self._closed = False
+        self._pages = Pages()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
     def close(self) -> None:
@@ -252,16 +257,43 @@ class Reader:
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
-        """Read a checkpoint with its pending writes; without an id, the head of the namespace."""
-        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id), patient=True)
+        """Read a checkpoint with its pending writes, in digests; without an id, the head of the namespace."""
+        return await self._run(
+            lambda connection: checkpoints.read(connection, scope, namespace, id, pages=self._pages), patient=True
+        )
 
     async def checkpoints(
-        self, scope: str, *, namespace: str | None = None, before: str | None = None, limit: int | None = None
+        self,
+        scope: str,
+        *,
+        namespace: str | None = None,
+        before: str | None = None,
+        behind: tuple[str, str] | None = None,
+        limit: int | None = None,
     ) -> list[Checkpoint]:
-        """Newest first, below the id `before`."""
+        """Newest first, with ids below `before`, and behind this id and namespace."""
         return await self._run(
-            lambda connection: checkpoints.listed(connection, scope, namespace, before, limit), patient=True
+            lambda connection: checkpoints.listed(
+                connection, scope, namespace=namespace, before=before, behind=behind, limit=limit, pages=self._pages
+            ),
+            patient=True,
         )
+
+    async def parts(self, scope: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Read what checkpoints name by digests."""
+        return await self._run(lambda connection: checkpoints.contents(connection, scope, digests), patient=True)
+
+    async def checkpointed(self, principal: str) -> list[str]:
+        """Read the ids of the sessions that have checkpoints, the newest first."""
+        query = (
+            select(sessions.c.id)
+            .where(
+                sessions.c.principal == principal,
+                select(heads.c.scope).where(heads.c.scope == "s" + sa_cast(sessions.c.number, Text)).exists(),
+            )
+            .order_by(sessions.c.number.desc())
+        )
+        return await self._run(lambda connection: list(connection.execute(query).scalars()))
 
     async def session_number(self, principal: str, id: str) -> int | None:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
@@ -334,6 +366,32 @@ class Reader:
                 connection, principal, actor_id, text, session_id=session_id, limit=limit
             )
         )
+
+    async def documents(self, places: Sequence[Place]) -> list[StoredDocument | None]:
+        """Read documents in the order asked for."""
+        return await self._run(lambda connection: kept.read(connection, places), patient=True)
+
+    async def found_documents(
+        self,
+        principal: str,
+        prefix: Sequence[str],
+        *,
+        text: str,
+        keep: Callable[[str], bool] | None,
+        offset: int,
+        limit: int,
+    ) -> list[StoredDocument]:
+        """The best for a text first, then the newest; see `documents.search`."""
+        return await self._run(
+            lambda connection: kept.search(
+                connection, principal, prefix, text=text, keep=keep, offset=offset, limit=limit
+            ),
+            patient=True,
+        )
+
+    async def namespaces(self, principal: str, prefix: Sequence[str]) -> list[list[str]]:
+        """Read every namespace of documents, from `prefix` on."""
+        return await self._run(lambda connection: kept.namespaces(connection, principal, prefix), patient=True)
 
     async def workers(self) -> list[WorkerRow]:
         query = select(

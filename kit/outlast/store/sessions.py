@@ -174,7 +174,7 @@ _RUNS = Statement(
 _SCOPES = "WHERE scope IN (SELECT 's' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _SCOPES)
-    for table in ("approvals", "checkpoint_writes", "checkpoints", "heads", "items", "journal")
+    for table in ("approvals", "checkpoint_parts", "checkpoint_writes", "checkpoints", "heads", "items", "journal")
 ]
 _DELETE = Statement("DELETE FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f)")
 

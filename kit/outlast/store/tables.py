@@ -23,10 +23,14 @@ _Number = BigInteger().with_variant(Integer(), "sqlite")
 _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 """Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
 
+_CODE_POINTS = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text whose order is that of its characters' numbers, on both databases."""
+
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
 _STOPPING = text("status IN ('queued', 'running') AND cancel IS NOT NULL")
 _CHILD = text("parent_number IS NOT NULL")
+_EXPIRES = text("expires_at IS NOT NULL")
 _LISTED = text("number > 0")
 """Holds for every row. A query that says it literally may use the index for lists; a look for one id, which does
 not, cannot take it for the index of ids and read all of a principal's rows."""
@@ -210,12 +214,11 @@ checkpoints = Table(
     Column("namespace", Text, primary_key=True),
     Column("id", Text, primary_key=True),
     Column("parent", Text),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("metadata", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )
-"""Checkpoints of a framework's state; `type` and `body` are its serialised form."""
+"""Checkpoints of a framework's state; `body` is as `parts` packs it."""
 
 checkpoint_writes = Table(
     "checkpoint_writes",
@@ -226,10 +229,18 @@ checkpoint_writes = Table(
     Column("task_id", Text, primary_key=True),
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("channel", Text, nullable=False),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("task_path", Text, nullable=False),
 )
+
+checkpoint_parts = Table(
+    "checkpoint_parts",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""What checkpoints and their writes have in common, each once in a history."""
 
 memories = Table(
     "memories",
@@ -251,6 +262,24 @@ memories = Table(
 """`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
 its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
 `memory_words`, which is made of what each database has for full text and so is described by its migration alone."""
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("namespace", _CODE_POINTS, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    Column("ttl_ms", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("principal", "namespace", "key", name="documents_key"),
+    Index("documents_expiry", "expires_at", sqlite_where=_EXPIRES, postgresql_where=_EXPIRES),
+    sqlite_autoincrement=True,
+)
+"""`namespace` is JSON text of a list; what is searched is in `document_words`, as with memories."""
 
 tombstones = Table(
     "tombstones",

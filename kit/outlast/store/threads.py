@@ -1,0 +1,322 @@
+"""Checkpoints outside of runs: every change locks its session's row first, and is refused while a run has the session.
+
+Whoever changes a history here is no attempt: the rows it leaves have invocation 0.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from outlast.core import jsontext
+from outlast.core.errors import Conflict, SessionBusy
+from outlast.store import checkpoints, parts
+from outlast.store.checkpoints import ANYHOW, Checkpoint, PendingWrite
+from outlast.store.grouped import Part
+from outlast.store.statements import Connection, Rows, Statement, query
+
+Submit = Callable[[str, Callable[[Connection], Any]], "asyncio.Future[Any]"]
+
+ROWS_AT_ONCE = 500
+
+
+class Thread(NamedTuple):
+    """Names a session, and the agent it belongs to when it is new."""
+
+    principal: str
+    id: str
+    agent: str
+
+
+class Loading:
+    """Checkpoints of one thread that are to be taken over, in the form of their rows: what they share is in it once."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, str] = {}
+        """Where each namespace goes on: its newest checkpoint."""
+        self.shared: list[Part] = []
+        self.rows: dict[tuple[str, str], list[Part]] = {}
+        self.writes: list[Part] = []
+        self._known: set[bytes] = set()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint with its pending writes."""
+        namespace, id = checkpoint.namespace, checkpoint.id
+        self.rows[namespace, id] = self._rest(checkpoints.put("", checkpoint, stored=self._known, condition=ANYHOW))
+        self.writes += self._rest(
+            checkpoints.put_writes(
+                "", namespace, id, checkpoint.writes, replace=False, stored=self._known, condition=ANYHOW
+            )
+        )
+        self.heads[namespace] = max(id, self.heads.get(namespace, ""))
+
+    def _rest(self, made: list[Part]) -> list[Part]:
+        """Put what is shared aside."""
+        shared = [part for part in made if "digest" in part.parameters]
+        self.shared += shared
+        self._known |= checkpoints.digests(shared)
+        return [part for part in made if "digest" not in part.parameters]
+
+
+class Loaded(NamedTuple):
+    """What an import found and did. `moved` are the namespaces that go on from an imported checkpoint now."""
+
+    created: bool
+    stored: int
+    known: int
+    moved: int
+
+
+class ThreadChanges:
+    """The writing verbs. Each future resolves after its commit, and raises SessionBusy while a run has the session."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+
+    def put(self, thread: Thread, checkpoint: Checkpoint) -> "asyncio.Future[None]":
+        """Store a checkpoint and make it the head of its namespace. The session is made when there is none."""
+        return self._submit("thread", lambda connection: _put(connection, thread, checkpoint))
+
+    def put_writes(
+        self, thread: Thread, namespace: str, checkpoint_id: str, writes: Sequence[PendingWrite], *, replace: bool
+    ) -> "asyncio.Future[None]":
+        """Store pending writes of a checkpoint."""
+        return self._submit(
+            "thread", lambda connection: _put_writes(connection, thread, namespace, checkpoint_id, writes, replace)
+        )
+
+    def load(self, thread: Thread, loading: Loading) -> "asyncio.Future[Loaded]":
+        """Take over checkpoints with their writes from elsewhere.
+
+        What is there stays. A namespace that went on since, in a run, keeps its head. The future raises Conflict
+        (`session_of_other_agent`) too.
+        """
+        return self._submit("thread", lambda connection: _load(connection, thread, loading))
+
+    def clear(self, principal: str, id: str) -> "asyncio.Future[None]":
+        """Remove every checkpoint of a session; without one, do nothing."""
+        return self._submit("thread", lambda connection: _clear(connection, principal, id))
+
+    def copy(self, source: Thread, target_id: str) -> "asyncio.Future[None]":
+        """Copy every checkpoint of a session into another, which is made when there is none."""
+        return self._submit("thread", lambda connection: _copy(connection, source, target_id))
+
+    def prune(self, principal: str, id: str, ancestors: Callable[[str], int]) -> "asyncio.Future[None]":
+        """Keep of each namespace the head, with as many of its ancestors as are needed by its metadata."""
+        return self._submit("thread", lambda connection: _prune(connection, principal, id, ancestors))
+
+    def forget(self, principal: str, labels: Mapping[str, Collection[str]]) -> "asyncio.Future[None]":
+        """Remove the checkpoints, in all sessions, whose metadata has one of these values at one of these keys."""
+        return self._submit("thread", lambda connection: _forget(connection, principal, labels))
+
+
+_INSERT = Statement(
+    """
+    INSERT INTO {p}sessions (principal, id, agent, actor_id, created_at, last_activity)
+    VALUES (:principal, :id, :agent, :principal, {now}, {now}) ON CONFLICT (principal, id) DO NOTHING
+    """
+)
+_LOCK = Statement("SELECT number, agent FROM {p}sessions WHERE principal = :principal AND id = :id {update}")
+_ACTIVE = Statement(
+    "SELECT v.id FROM {p}invocations v WHERE v.session_number = :number AND v.status IN ('queued', 'running') LIMIT 1"
+)
+_TOUCH = Statement("UPDATE {p}sessions SET last_activity = {now} WHERE number = :number")
+_HEAD = Statement(
+    """
+    INSERT INTO {p}heads (scope, namespace, checkpoint, invocation_number, epoch)
+    VALUES (:scope, :namespace, :checkpoint, 0, 0)
+    ON CONFLICT (scope, namespace) DO UPDATE SET checkpoint = excluded.checkpoint,
+        invocation_number = excluded.invocation_number, epoch = excluded.epoch
+    """
+)
+_HEADS = Statement("SELECT namespace, checkpoint, invocation_number FROM {p}heads WHERE scope = :scope")
+_IDS = Statement("SELECT namespace, id, parent, metadata FROM {p}checkpoints WHERE scope = :scope")
+_CLEAR = [
+    Statement(f"DELETE FROM {{p}}{table} WHERE scope = :scope")
+    for table in ("checkpoint_parts", "checkpoint_writes", "checkpoints", "heads")
+]
+_COPY = [
+    Statement(
+        f"INSERT INTO {{p}}{table} (scope, {columns}) SELECT CAST(:new AS text), {columns} FROM {{p}}{table} "
+        f"WHERE scope = :scope ON CONFLICT ({key}) DO NOTHING"
+    )
+    for table, columns, key in (
+        ("checkpoint_parts", "digest, content", "scope, digest"),
+        (
+            "checkpoint_writes",
+            "namespace, checkpoint_id, task_id, position, channel, body, task_path",
+            "scope, namespace, checkpoint_id, task_id, position",
+        ),
+        ("checkpoints", "namespace, id, parent, body, metadata, created_at", "scope, namespace, id"),
+    )
+]
+_ROWS = {"n": "text", "i": "text"}
+_DELETE = [
+    Statement(
+        f"DELETE FROM {{p}}{table} WHERE scope = :scope AND (namespace, {id}) IN (SELECT i.n, i.i FROM {{rows}} i)",
+        _ROWS,
+    )
+    for table, id in (("checkpoints", "id"), ("checkpoint_writes", "checkpoint_id"))
+]
+_DELETE_HEAD = Statement("DELETE FROM {p}heads WHERE scope = :scope AND namespace = :namespace")
+_BODIES = Statement(
+    """
+    SELECT body FROM {p}checkpoints WHERE scope = :scope
+    UNION ALL SELECT body FROM {p}checkpoint_writes WHERE scope = :scope
+    """
+)
+_PARTS = Statement("SELECT digest FROM {p}checkpoint_parts WHERE scope = :scope")
+_PART = Statement("SELECT content FROM {p}checkpoint_parts WHERE scope = :scope AND digest = :digest")
+_DELETE_PART = Statement("DELETE FROM {p}checkpoint_parts WHERE scope = :scope AND digest = :digest")
+_LABELLED = Statement(
+    """
+    SELECT s.id, c.namespace, c.id, c.metadata FROM {p}sessions s
+    JOIN {p}checkpoints c ON c.scope = 's' || CAST(s.number AS text)
+    WHERE s.principal = :principal ORDER BY s.number
+    """
+)
+
+
+def _locked(connection: Connection, principal: str, id: str) -> tuple[int, str] | None:
+    """Lock a session that no run has, and return its number and agent; None when there is none."""
+    found = query(connection, _LOCK, principal=principal, id=id)
+    if not found:
+        return None
+    number, agent = found[0]
+    if active := query(connection, _ACTIVE, number=number):
+        raise SessionBusy(f"invocation {active[0][0]} of this session is not final; wait for it or cancel it")
+    return number, agent
+
+
+def _opened(connection: Connection, thread: Thread) -> str:
+    """Lock a session, made if it is new, and return the name of its history."""
+    connection.send(_INSERT, **thread._asdict())
+    found = _locked(connection, thread.principal, thread.id)
+    assert found is not None
+    connection.send(_TOUCH, number=found[0])
+    return f"s{found[0]}"
+
+
+def _send(connection: Connection, made: Sequence[Part]) -> None:
+    for part in made:
+        connection.send(part.statement, **part.parameters)
+
+
+def _put(connection: Connection, thread: Thread, checkpoint: Checkpoint) -> None:
+    scope = _opened(connection, thread)
+    _send(connection, checkpoints.put(scope, checkpoint, condition=ANYHOW))
+    connection.send(_HEAD, scope=scope, namespace=checkpoint.namespace, checkpoint=checkpoint.id)
+
+
+def _put_writes(
+    connection: Connection,
+    thread: Thread,
+    namespace: str,
+    checkpoint_id: str,
+    writes: Sequence[PendingWrite],
+    replace: bool,
+) -> None:
+    scope = _opened(connection, thread)
+    _send(
+        connection,
+        checkpoints.put_writes(scope, namespace, checkpoint_id, writes, replace=replace, condition=ANYHOW),
+    )
+
+
+def _load(connection: Connection, thread: Thread, loading: Loading) -> Loaded:
+    created = connection.send(_INSERT, **thread._asdict()).count() == 1
+    locked = _locked(connection, thread.principal, thread.id)
+    assert locked is not None
+    number, agent = locked
+    if agent != thread.agent:
+        raise Conflict(
+            f"this session belongs to the agent {agent!r}, not to {thread.agent!r}", code="session_of_other_agent"
+        )
+    scope = f"s{number}"
+    there = {(namespace, id) for namespace, id, _, _ in query(connection, _IDS, scope=scope)}
+    new = [made for name, made in loading.rows.items() if name not in there]
+    for part in [*loading.shared, *(part for made in new for part in made), *loading.writes]:
+        connection.send(part.statement, **{**part.parameters, "scope": scope})
+    heads = {namespace: (id, run) for namespace, id, run in query(connection, _HEADS, scope=scope)}
+    moved = 0
+    for namespace, id in loading.heads.items():
+        at, run = heads.get(namespace, ("", 0))
+        if run == 0 and at < id:
+            connection.send(_HEAD, scope=scope, namespace=namespace, checkpoint=id)
+            moved += 1
+    return Loaded(created, len(new), len(loading.rows) - len(new), moved)
+
+
+def _clear(connection: Connection, principal: str, id: str) -> None:
+    if (locked := _locked(connection, principal, id)) is None:
+        return
+    for statement in _CLEAR:
+        connection.send(statement, scope=f"s{locked[0]}")
+
+
+def _copy(connection: Connection, source: Thread, target_id: str) -> None:
+    if (locked := _locked(connection, source.principal, source.id)) is None:
+        return
+    scope = f"s{locked[0]}"
+    new = _opened(connection, source._replace(id=target_id))
+    for statement in _COPY:
+        connection.send(statement, scope=scope, new=new)
+    for namespace, id, _ in query(connection, _HEADS, scope=scope):
+        connection.send(_HEAD, scope=new, namespace=namespace, checkpoint=id)
+
+
+def _prune(connection: Connection, principal: str, id: str, ancestors: Callable[[str], int]) -> None:
+    if (locked := _locked(connection, principal, id)) is None:
+        return
+    scope = f"s{locked[0]}"
+    rows = {
+        (namespace, id): (parent, metadata) for namespace, id, parent, metadata in query(connection, _IDS, scope=scope)
+    }
+    kept: set[tuple[str, str]] = set()
+    for namespace, at, _ in query(connection, _HEADS, scope=scope):
+        left = ancestors(rows[namespace, at][1]) if (namespace, at) in rows else 0
+        while (namespace, at) in rows and left >= 0:
+            kept.add((namespace, at))
+            at, left = rows[namespace, at][0], left - 1
+    _remove(connection, scope, rows.keys() - kept)
+
+
+def _forget(connection: Connection, principal: str, labels: Mapping[str, Collection[str]]) -> None:
+    doomed: dict[str, list[tuple[str, str]]] = {}
+    for session, namespace, id, text in query(connection, _LABELLED, principal=principal):
+        metadata = jsontext.decode(text)
+        if any(metadata.get(key) in values for key, values in labels.items()):
+            doomed.setdefault(session, []).append((namespace, id))
+    for session, gone in doomed.items():
+        if (locked := _locked(connection, principal, session)) is not None:
+            _remove(connection, f"s{locked[0]}", gone)
+
+
+def _remove(connection: Connection, scope: str, gone: Collection[tuple[str, str]]) -> None:
+    """Remove checkpoints, and the parts that no other needs; heads go back to the newest that is left."""
+    listed = sorted(gone)
+    for start in range(0, len(listed), ROWS_AT_ONCE):
+        rows = Rows(list(_ROWS), listed[start : start + ROWS_AT_ONCE])
+        for statement in _DELETE:
+            connection.send(statement, scope=scope, rows=rows)
+    left: dict[str, str] = {}
+    for namespace, id, _, _ in query(connection, _IDS, scope=scope):
+        left[namespace] = max(id, left.get(namespace, ""))
+    for namespace, at, _ in query(connection, _HEADS, scope=scope):
+        if (namespace, at) not in gone:
+            continue
+        if namespace in left:
+            connection.send(_HEAD, scope=scope, namespace=namespace, checkpoint=left[namespace])
+        else:
+            connection.send(_DELETE_HEAD, scope=scope, namespace=namespace)
+    _sweep(connection, scope)
+
+
+def _sweep(connection: Connection, scope: str) -> None:
+    def fetch(digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        sent = [(digest, connection.send(_PART, scope=scope, digest=digest)) for digest in digests]
+        return {digest: answer.rows()[0][0] for digest, answer in sent}
+
+    needed = parts.needed_by([body for (body,) in query(connection, _BODIES, scope=scope)], fetch)
+    for (digest,) in query(connection, _PARTS, scope=scope):
+        if digest not in needed:
+            connection.send(_DELETE_PART, scope=scope, digest=digest)
