@@ -14,3 +14,12 @@ def test_five_interruptions_are_resumed(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "resume.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["No tool ran twice."]), done.stderr
+
+
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="there are no examples beside an installed wheel")
+def test_session_of_the_openai_agents_sdk_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("agents")
+    command = [sys.executable, str(EXAMPLES / "openai" / "session_only.py")]
+    for count in (2, 4):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.splitlines() == ["I remember.", f"{count} items here, 2 in the branch"], done.stderr
