@@ -1,7 +1,7 @@
 """Between the SDK's items and the neutral forms: inputs, transcripts, what a model is sent, how a response stopped."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outlast.adapters.inputs import Content, InputMessage, refuse
@@ -200,8 +200,3 @@ def stop_of_response(status: str | None, reason: str | None, *, refused: bool, c
     if refused:
         return StopReason.REFUSED
     return StopReason.TOOL_CALLS if calls else StopReason.STOP
-
-
-def shown(entry: Entry) -> dict[str, Any]:
-    """Return an entry as people see it."""
-    return replace(entry.message).as_json()
