@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from agents import Agent, ModelResponse, RunHooks
+from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks
 from agents.items import ItemHelpers, TResponseInputItem
 from agents.tool_context import ToolContext
 from agents.usage import Usage
 
+from outlast.adapters import approvals
 from outlast.adapters.events import Event, Message
 from outlast.adapters.journal import Outcome, ToolCall, finished
 from outlast.adapters.outputs import total
 from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
-from outlast.core.errors import NotJSON
+from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import StopReason
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
@@ -82,12 +83,23 @@ def at_the_border(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[An
 class Observer(RunHooks[Any]):
     """The hooks of one run of the SDK; the user's own are called too."""
 
-    def __init__(self, run: Run, graph: Graph, conversation: Conversation, hooks: RunHooks[Any] | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        graph: Graph,
+        conversation: Conversation,
+        *,
+        hooks: RunHooks[Any] | None,
+        config: RunConfig | None,
+    ) -> None:
         self.failure: Exception | None = None
         """What went wrong in outlast's own part, or in the user's hooks."""
         self.response: Response | None = None
         self._run, self._graph, self._conversation = run, graph, conversation
         self._hooks: RunHooks[Any] = hooks or RunHooks()
+        execution = None if config is None else config.tool_execution
+        self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
+        """Whether a guardrail may answer a call before a person is asked."""
         self._calls: dict[str, ToolCall] = {}
         self._next_agent: str | None = None
         self._usages: list[dict[str, int]] = []
@@ -184,9 +196,13 @@ class Observer(RunHooks[Any]):
                 said.terminal = event.response
                 self._seen.set()
 
-    def end(self) -> None:
-        """Close what is not going to be stored any more, and let nobody wait."""
+    def release(self) -> None:
+        """Let nobody wait for events any more."""
         self._seen.set()
+
+    def end(self) -> None:
+        """Close what is not going to be stored any more."""
+        self.release()
         said = self.response
         if said is not None and not said.over:
             said.over = True
@@ -206,7 +222,19 @@ class Observer(RunHooks[Any]):
         self._calls = {call.call_id or "": call for call in opened}
         # A handoff runs code of the user before anybody hears of it: that it did not run can never be proven.
         journalled = [call for call in opened if not self._graph.is_handoff(said.agent.name, call.name)]
-        await self._write(self._finished(said), [*parts, *self._run.journal.pending(journalled)])
+        asking, asked = questions(self._run, self._conversation, [call for call in opened if self._waits(call, said)])
+        await self._write([*self._finished(said), *asked], [*parts, *self._run.journal.pending(journalled), *asking])
+        if asking:
+            await self._conversation.read_decisions(self._run.history)
+
+    def _waits(self, call: ToolCall, said: Response) -> bool:
+        """Say whether a call certainly waits for a person; where a function decides, the SDK asks it, and tells later."""
+        if self._guarded_first:
+            return False
+        return any(
+            isinstance(tool, FunctionTool) and tool.name == call.name and tool.needs_approval is True
+            for tool in said.agent.tools
+        )
 
     @at_the_border
     async def turn_ended(self, items: Sequence[TResponseInputItem]) -> None:
@@ -279,6 +307,20 @@ class Observer(RunHooks[Any]):
 
     async def _write(self, events: Sequence[Event], parts: Sequence[Any]) -> None:
         await self._run.context.write(events=events, parts=parts, progress=True)
+
+
+def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:
+    """Return what asks a person about open calls, and only about these; a question that is open is not told again."""
+    if not calls:
+        return [], []
+    if run.context.session_id is None:
+        raise RunFailed(
+            "approval_needs_session",
+            f"the tool {calls[0].name!r} needs an approval, which comes by another run of the session; give this run a "
+            "session_id",
+        )
+    parts, events = approvals.ask(run.history.scope, [approvals.Question.about(call) for call in calls])
+    return parts, [event for event in events if event["approval_id"] not in conversation.approvals]
 
 
 def outcome_of(call: Any, result: object) -> Outcome:

@@ -37,7 +37,7 @@ from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
 from outlast_openai.items import Item, note, output_of
 from outlast_openai.messages import Entry, from_input
-from outlast_openai.observer import Observer
+from outlast_openai.observer import Observer, questions
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
@@ -185,7 +185,9 @@ class OpenAITurn:
         spoken = sum(entry.said and entry.rows[0].number == self._number for entry in conversation.entries)
         if spoken >= self._options.max_turns:
             raise _too_many(self._options.max_turns)
-        observer = Observer(self._run, self._graph, conversation, self._options.hooks)
+        observer = Observer(
+            self._run, self._graph, conversation, hooks=self._options.hooks, config=self._options.run_config
+        )
         result = Runner.run_streamed(
             self._graph.at(conversation.agent),
             [],
@@ -201,7 +203,7 @@ class OpenAITurn:
                     async for event in events:
                         observer.take(event)
                 except BaseException:
-                    observer.end()
+                    observer.release()
                     result.cancel()
                     raise
         except Exception as error:  # noqa: BLE001 - the SDK raises what models and tools raise
@@ -233,15 +235,10 @@ class OpenAITurn:
         asked = [one.call for one in conversation.open_calls().values() if one.call.call_id in asking]
         if not asked:
             raise RunFailed("approval_unsupported", "the run waits for an approval that is not one of a function tool")
-        if self._run.context.session_id is None:
-            raise RunFailed(
-                "approval_needs_session",
-                f"the tool {asked[0].name!r} needs an approval, which comes by another run of the session; give this run "
-                "a session_id",
-            )
-        parts, events = approvals.ask(self._run.history.scope, [approvals.Question.about(call) for call in asked])
-        await self._run.context.write(events=events, parts=parts, progress=True)
-        await conversation.read_decisions(self._run.history)
+        parts, events = questions(self._run, conversation, asked)
+        if events:
+            await self._run.context.write(events=events, parts=parts, progress=True)
+            await conversation.read_decisions(self._run.history)
 
     # Tools ----------------------------------------------------------------------------------------------------------
 

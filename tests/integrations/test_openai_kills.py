@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("agents")
 
-from agents import Agent, Runner, function_tool, set_tracing_disabled
+from agents import Agent, function_tool, set_tracing_disabled
 
 from outlast import current_tool_call, open_store
 from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT

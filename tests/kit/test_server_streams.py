@@ -198,7 +198,9 @@ def test_a_cursor_that_nobody_gave_is_refused_before_any_header(client: httpx.Cl
         give_up = time.monotonic() + 20
         while len(stored_now(client, url)) < 10:
             assert time.monotonic() < give_up
-        answers = [client.get(url, params={"after": cursor}, headers={"Accept": accepted}) for accepted in ("*/*", JSON)]
+        answers = [
+            client.get(url, params={"after": cursor}, headers={"Accept": accepted}) for accepted in ("*/*", JSON)
+        ]
         if cursor.isascii():
             answers.append(client.get(url, params={"after": "1"}, headers={"Last-Event-ID": cursor}))
         for answer in answers:
