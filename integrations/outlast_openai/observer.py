@@ -25,6 +25,7 @@ from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import StopReason
+from outlast_openai import seams
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
 from outlast_openai.items import Item, is_call, is_output, note
@@ -134,7 +135,7 @@ class Observer(RunHooks[Any]):
     def on_tool_start(self, context: Any, agent: Any, tool: Any) -> Coroutine[Any, Any, None]:
         call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
         if call is not None:
-            self._run.journal.name(call)
+            self._run.journal.name(None if seams.is_agent(tool) else call)
         return self._tool_starts(context, agent, tool, call)
 
     @at_the_border

@@ -44,6 +44,11 @@ def agents_in_tools(agent: Agent[Any]) -> Iterator[Agent[Any]]:
             yield tool._agent_instance
 
 
+def is_agent(tool: Any) -> bool:
+    """Say whether a tool is an agent, which has tools of its own."""
+    return isinstance(tool, FunctionTool) and tool._is_agent_tool
+
+
 async def invoke(tool: FunctionTool, context: ToolContext[Any], agent: Agent[Any], arguments: str) -> Any:
     """Run a tool as the SDK would in a turn, with its guardrails, and return what the model is told."""
     rejected = await tool_execution._execute_tool_input_guardrails(

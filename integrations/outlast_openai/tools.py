@@ -7,6 +7,7 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from outlast.adapters.journal import Outcome, ToolCall
+from outlast.adapters.run import Run
 from outlast.core import jsontext
 from outlast.core.errors import LeaseLost
 from outlast_openai import seams
@@ -15,6 +16,7 @@ from outlast_openai.observer import outcome_of
 
 
 async def body(
+    run: Run,
     agent: Agent[Any],
     call: ToolCall,
     item: Item,
@@ -33,6 +35,8 @@ async def body(
     given: ToolContext[Any] = ToolContext.from_agent_context(
         wrapper, asked.call_id, tool_call=asked, agent=agent, run_config=config
     )
+    if seams.is_agent(tool):
+        run.journal.name(None)
     heard = [one for one in (hooks, agent.hooks) if one is not None]
     try:
         for one in heard:

@@ -278,7 +278,7 @@ class OpenAITurn:
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
         return await tools.body(
-            self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
+            self._run, self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
             config=self._options.run_config, hooks=self._options.hooks,
         )  # fmt: skip
 

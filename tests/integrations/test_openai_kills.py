@@ -22,6 +22,7 @@ from outlast_openai import OpenAIAgent, StoreSession
 from outlast_openai.testing import ScriptModel
 
 ID = "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11"
+SHAPES = ["plain", "handoff", "inner"]
 SAMPLE = 9
 """Every n-th point in the quick test."""
 
@@ -38,6 +39,11 @@ def scripts(shape: str) -> list[Script]:
     then = Say("Then.", [call("pay", "call_c", x=3)])
     if shape == "plain":
         return [Script(parallel, then, "All is paid."), Script("nobody asked")]
+    if shape == "inner":
+        return [
+            Script(Say("Ask.", [call("ask", "call_b", input="pay")]), "All is paid."),
+            Script(parallel, then, "Paid."),
+        ]
     hand_over = Say("Over to the cashier.", [call("transfer_to_cashier", "call_h")])
     # Both count what was said since the user spoke, whoever said it. The desk hands over again where that was cut off.
     return [Script(hand_over), Script("?", parallel, then, "All is paid.")]
@@ -62,14 +68,17 @@ def agent(folder: str, shape: str) -> OpenAIAgent:
     async def pay(x: int) -> str:
         """Pay."""
         effects.append(f"pay {x}")
-        keys.append(current_tool_call().idempotency_key)
+        if shape != "inner":
+            keys.append(current_tool_call().idempotency_key)
         await asyncio.sleep(0.02 * x)
         return f"paid {x}"
 
     first, second = scripts(shape)
     cashier = Agent(name="cashier", model=ScriptModel(CountsFromTheHandoff(*second.answers)), tools=[pay])
-    desk = Agent(name="desk", model=ScriptModel(first), tools=[pay], handoffs=[cashier])
-    return OpenAIAgent(desk)
+    if shape == "inner":
+        ask = cashier.as_tool("ask", "Ask the cashier.")
+        return OpenAIAgent(Agent(name="desk", model=ScriptModel(first), tools=[ask]))
+    return OpenAIAgent(Agent(name="desk", model=ScriptModel(first), tools=[pay], handoffs=[cashier]))
 
 
 async def run(url: str, folder: str, shape: str) -> dict[str, Any]:
@@ -110,7 +119,7 @@ def harness() -> Iterator[KillHarness]:
 @pytest.fixture(scope="module")
 def places(harness: KillHarness, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[KillAt]]:
     found = {}
-    for shape in ("plain", "handoff"):
+    for shape in SHAPES:
         folder = tmp_path_factory.mktemp("trace")
         where = {"url": f"sqlite:///{folder / 'state.db'}", "folder": str(folder), "shape": shape}
         found[shape] = harness.trace(run, where)
@@ -137,7 +146,7 @@ def check(result: Mapping[str, Any], folder: Path, shape: str) -> None:
     assert sum(item.get("call_id") == "call_b" and "output" in item for item in items) == 1
     ids = [item["id"] for item in items if "id" in item]
     assert len(ids) == len(set(ids))
-    assert result["agent"] == ([] if shape == "plain" else ["cashier"])
+    assert result["agent"] == (["cashier"] if shape == "handoff" else [])
 
 
 def kill(
@@ -157,7 +166,7 @@ def kill_and_recover(harness: KillHarness, folder: Path, place: KillAt, shape: s
         check_log(result["events"], result["messages"])
 
 
-@pytest.mark.parametrize("shape", ["plain", "handoff"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_killed_here_and_there(
     harness: KillHarness, places: dict[str, list[KillAt]], tmp_path: Path, shape: str
 ) -> None:
@@ -167,7 +176,7 @@ def test_killed_here_and_there(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["plain", "handoff"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_killed_everywhere(harness: KillHarness, places: dict[str, list[KillAt]], tmp_path: Path, shape: str) -> None:
     failures = {}
     for number, place in enumerate(places[shape]):

@@ -1,6 +1,7 @@
 """Runs of an agent of the OpenAI Agents SDK in this process: inputs, outputs, failures, and what a history allows."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,7 +38,7 @@ from pydantic import BaseModel
 from outlast import AgentResumeError, DurableAgentServer, RunFailed, current_tool_call, open_store
 from outlast.adapters import LocalStore
 from outlast.core.errors import SessionBusy
-from outlast.core.resume import CONTINUE_TEXT, INTERRUPTED_RESULT, RETRY_TEXT, ResumeKind
+from outlast.core.resume import CANCELLED_RESULT, CONTINUE_TEXT, INTERRUPTED_RESULT, RETRY_TEXT, ResumeKind
 from outlast.sessions import SessionStore
 from outlast.testing.scripted import History, Say, Script, ScriptedCall
 from outlast_openai import OpenAIAgent, StoreSession, recognise
@@ -262,9 +263,16 @@ async def test_calls_that_share_an_id_in_two_turns_are_told_apart(local: LocalSt
     assert len(desk.did) == 3
 
 
-async def test_agent_as_tool_is_one_call(local: LocalStore) -> None:
-    inner = Desk(Say("", [call("look", at="sky")]), "It is blue.")
-    tool = inner.agent.as_tool("ask", "Ask the desk.")
+async def test_agent_as_tool_is_one_call_and_its_tools_have_none(local: LocalStore) -> None:
+    @function_tool(failure_error_function=None)
+    def look(at: str) -> str:
+        """Look."""
+        with pytest.raises(LookupError):
+            current_tool_call()
+        return at
+
+    inner = Agent[Any](name="inner", model=script(Say("", [call("look", at="sky")]), "It is blue."), tools=[look])
+    tool = inner.as_tool("ask", "Ask the desk.", failure_error_function=None)
     outer = Agent[Any](
         name="outer", model=script(Say("", [call("ask", input="colour?")]), "Blue, they say."), tools=[tool]
     )
@@ -314,6 +322,77 @@ async def test_guardrails_fail_the_run_and_keep_what_they_blocked_out_of_the_his
             await OpenAIAgent(agent).session(id, store=local).run(said)
         assert caught.value.code == "guardrail_tripped"
         assert await items(local, id) == [{"role": "user", "content": said}]
+
+
+async def test_tool_that_ran_before_a_guardrail_tripped_keeps_its_result(local: LocalStore) -> None:
+    ran = asyncio.Event()
+
+    @input_guardrail
+    async def late(context: Any, agent: Any, given: str | list[TResponseInputItem]) -> GuardrailFunctionOutput:
+        await ran.wait()
+        return GuardrailFunctionOutput(None, len(given) == 1)
+
+    @function_tool
+    async def pay() -> str:
+        """Pay."""
+        ran.set()
+        return "paid"
+
+    agent = Agent[Any](name="a", model=script(Say("", [call("pay")]), "Done."), tools=[pay], input_guardrails=[late])
+    chat = OpenAIAgent(agent).session("s", store=local)
+    with pytest.raises(RunFailed) as caught:
+        await chat.run("pay")
+    assert caught.value.code == "guardrail_tripped"
+    assert (await chat.run("again")).text == "Done."
+    outputs = [item["output"] for item in await items(local) if item.get("type") == "function_call_output"]
+    assert outputs[0] == "paid"
+
+
+async def test_cancelled_run_answers_its_calls(local: LocalStore) -> None:
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    @function_tool
+    async def wait() -> str:
+        """Wait."""
+        entered.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "waited"
+
+    agent = OpenAIAgent(Agent(name="a", model=script(Say("", [call("wait")]), "Done."), tools=[wait]))
+    chat = agent.session("s", store=local)
+    id = str(uuid.uuid4())
+    run = asyncio.create_task(chat.run("one", id=id))
+    await entered.wait()
+    await (await local.engine(agent)).cancel("local", id)
+    with pytest.raises(RunFailed) as caught:
+        await run
+    assert caught.value.code == "cancelled"
+    await ended.wait()
+    assert (await items(local))[-1]["output"] == CANCELLED_RESULT
+    assert (await chat.run("two")).text == "Done."
+
+
+async def test_tool_that_may_run_again_does_after_a_crash(local: LocalStore) -> None:
+    """Its outcome got lost; here the run was failed by a tool beside it."""
+    tries: list[str] = []
+
+    def broken(x: int) -> str:
+        """Break."""
+        tries.append("broken")
+        if len(tries) == 1:
+            raise ValueError
+        return "worked"
+
+    tool = function_tool(broken, failure_error_function=None)
+    agent = Agent[Any](name="a", model=script(Say("", [call("broken", x=1)]), "Done."), tools=[tool])
+    chat = OpenAIAgent(agent, rerun_safe={"broken"}).session("s", store=local)
+    with pytest.raises(RunFailed):
+        await chat.run("do")
+    assert (await chat.resume()).text == "Done."
+    assert (await items(local))[2]["output"] == "worked"
 
 
 async def test_unknown_tool_fails_the_run_and_leaves_a_history_to_go_on_from(local: LocalStore) -> None:

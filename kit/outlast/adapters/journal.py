@@ -143,9 +143,12 @@ class ToolJournal:
             _CURRENT.reset(token)
         faults.reach("tool.after_body")
 
-    def name(self, call: ToolCall) -> None:
-        """Name the call in the context of the caller, from which a framework is about to run the body of it by itself."""
-        _CURRENT.set(self._describe(call))
+    def name(self, call: ToolCall | None) -> None:
+        """Name the call in the context of the caller, from which a framework is about to run its body by itself.
+
+        None for a body that makes calls of its own, which must not take the name of this one for theirs.
+        """
+        _CURRENT.set(None if call is None else self._describe(call))
 
     async def done(self, call: ToolCall, outcome: Outcome) -> None:
         """Store what a body returned; a result that says it failed is a result too."""
