@@ -11,6 +11,7 @@ pytest.importorskip("agents")
 
 from agents import (
     Agent,
+    CustomTool,
     GuardrailFunctionOutput,
     ModelSettings,
     RunContextWrapper,
@@ -26,6 +27,8 @@ from fastapi.testclient import TestClient
 from openai import APIConnectionError
 from openai.types.responses import (
     Response,
+    ResponseCompletedEvent,
+    ResponseCustomToolCall,
     ResponseIncompleteEvent,
     ResponseOutputMessage,
     ResponseOutputRefusal,
@@ -354,11 +357,12 @@ async def test_cancelled_run_answers_its_calls(local: LocalStore) -> None:
     @function_tool
     async def wait() -> str:
         """Wait."""
-        entered.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
+        if not entered.is_set():
+            entered.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
         return "waited"
 
     agent = OpenAIAgent(Agent(name="a", model=script(Say("", [call("wait")]), "Done."), tools=[wait]))
@@ -478,6 +482,26 @@ async def test_reasoning_is_kept_with_its_encrypted_content(local: LocalStore) -
     desk.agent.model_settings = ModelSettings(store=False)
     await desk.chat(local).run("look")
     assert (await items(local))[1]["encrypted_content"] == "xyz"
+
+
+async def test_custom_tool_is_journalled_too(local: LocalStore) -> None:
+    did: list[str] = []
+
+    async def invoke(context: Any, given: str) -> str:
+        did.append(f"{given} {current_tool_call().call_id}")
+        return "ran"
+
+    asked = ResponseCustomToolCall(call_id="call_x", input="ls", name="run", type="custom_tool_call")
+    whole = cut("", None).stream_events[0].response.model_copy(update={"status": "completed", "output": [asked]})  # type: ignore[index,union-attr]
+    end = ResponseCompletedEvent(response=whole, sequence_number=1, type="response.completed")
+    tool = CustomTool(name="run", description="Run.", on_invoke_tool=invoke)
+    model = ScriptedModel([ModelStep.stream([end]), [assistant_message("Done.")]])
+    chat = OpenAIAgent(Agent[Any](name="a", model=model, tools=[tool])).session("s", store=local)
+    events = [event async for event in chat.stream("run")]
+    assert events[-1]["reply"].text == "Done."
+    assert did == ["ls call_x"]
+    assert [one["output"] for one in events if one["type"] == "agent.tool.finished"] == ["ran"]
+    assert (await items(local))[2] == {"type": "custom_tool_call_output", "call_id": "call_x", "output": "ran"}
 
 
 async def test_two_runs_of_one_session_do_not_mix(local: LocalStore) -> None:
