@@ -213,6 +213,8 @@ class OpenAITurn:
                 await self._ask(conversation, result.interruptions)
             elif not self._is_over(conversation) and not conversation.open_calls():
                 await observer.store_end(_text(result.final_output))
+            # What the SDK left open it did not want to run, or runs when a person agrees.
+            self._leave_dead(conversation)
         finally:
             observer.end()
 
