@@ -6,13 +6,25 @@ from typing import Any
 
 import pytest
 
+from outlast import AgentClient, DurableAgentServer, open_store
+from outlast.adapters import LocalStore
 from outlast.core import faults
 from outlast.core.records import Request
 from outlast.engine import AgentHandlers, Engine, EngineSettings
 from outlast.store import Store
 from outlast.store.statements import Lost
+from outlast.testing.serving import ServerThread
 
 pytest_plugins = ["outlast.testing.pytest_plugin"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take the tests over HTTP on PostgreSQL for slow: each of the two is among the quick ones without the other."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if (parameters.get("served"), parameters.get("store_url")) == ("over HTTP", "postgresql"):
+            item.add_marker("slow")
 
 
 @pytest.fixture
@@ -28,6 +40,29 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     opened.worker = "w1"
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def local(store_url: str) -> AsyncIterator[LocalStore]:
+    """A store for sessions in process."""
+    async with open_store(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["in process", "over HTTP"])
+async def served(request: pytest.FixtureRequest, store: Store, store_url: str) -> AsyncIterator[AgentClient | None]:
+    """A client of a server on the test's database; None in the half of the tests that asks the stores directly.
+
+    What a store does in process, it does over HTTP: the same tests say so.
+    """
+    if request.param == "in process":
+        yield None
+        return
+    handlers = AgentHandlers(lambda context: None)
+    app = DurableAgentServer(agents=dict.fromkeys(("agent", "support", "a"), handlers), store=store_url)
+    with ServerThread(app) as server:
+        async with AgentClient(server.url, agent="agent") as client:
+            yield client
 
 
 def _request(session_id: str | None = None, **options: Any) -> Request:

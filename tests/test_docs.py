@@ -1,5 +1,7 @@
 """The programs in the documentation run."""
 
+import asyncio
+import inspect
 import re
 import uuid
 from pathlib import Path
@@ -8,7 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from outlast import DurableAgentServer
+from outlast import Agent, DurableAgentServer
+from outlast.testing.scripted import ScriptedModel
+from outlast.testing.serving import ServerThread
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"]) if (ROOT / "docs").is_dir() else []
@@ -23,6 +27,12 @@ PROGRAMS = [
 ]
 
 
+def _takes_url(thing: Any) -> bool:
+    """Say whether something in a program is a function of its own that is called with the address of a server."""
+    own = inspect.isfunction(thing) and thing.__module__ == "main"
+    return own and list(inspect.signature(thing).parameters) == ["url"]
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_in_the_documentation_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "outlast_langgraph" in program:
@@ -34,6 +44,11 @@ def test_a_program_in_the_documentation_runs(program: str, tmp_path: Path, monke
     program = program.replace("asyncio.sleep(1)", "asyncio.sleep(0)")
     names: dict[str, Any] = {"__name__": "main"}
     exec(compile(program, "documentation", "exec"), names)  # noqa: S102 - our own documentation
+    for function in [one for one in names.values() if _takes_url(one)]:
+        with ServerThread(DurableAgentServer(Agent(ScriptedModel("Hello!")))) as server:
+            said = function(server.url)
+            said = asyncio.run(said) if inspect.iscoroutine(said) else said
+        assert "Hello!" in str(said)
     if isinstance(app := names.get("app"), DurableAgentServer):
         adapted = "outlast_langgraph" in program or "Agent(" in program
         input = "hello" if adapted else {"order": "A1", "resume": "savings"}

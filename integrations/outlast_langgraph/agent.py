@@ -11,7 +11,8 @@ from outlast.adapters.history import History
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.run import Run
 from outlast.core.records import Kind
-from outlast.core.resume import ResumePoint
+from outlast.core.resume import ResumeKind, ResumePoint
+from outlast_langgraph import asking
 from outlast_langgraph.graph import WrappedGraph
 from outlast_langgraph.saver import HISTORY
 from outlast_langgraph.turn import LangGraphTurn
@@ -48,7 +49,11 @@ class LangGraphAgent(DurableAgent):
         return LangGraphTurn(self._wrapped, run, given)
 
     async def require_resume_point(self, history: History) -> ResumePoint:
-        return self._wrapped.point(await self._state(history))
+        if await asking.waits(history):
+            return ResumePoint(ResumeKind.AWAIT_APPROVAL)
+        point = self._wrapped.point(await self._state(history))
+        # A question stays in the state until its task is done, also when the run that answered it failed.
+        return ResumePoint(ResumeKind.CALL_MODEL) if point.kind is ResumeKind.AWAIT_APPROVAL else point
 
     async def messages(self, history: History) -> list[dict[str, Any]]:
         return self._wrapped.messages(await self._state(history))

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from langgraph.types import Interrupt as GraphInterrupt
+from langgraph.types import StateSnapshot
 
 from outlast.adapters import approvals
 from outlast.adapters.approvals import NOT_GIVEN, Answer, Decision, DecisionType, Question
+from outlast.adapters.history import History
 from outlast.adapters.inputs import refuse
 from outlast.adapters.journal import Outcome, ToolCall
 from outlast.adapters.run import Run
@@ -21,6 +23,9 @@ from outlast.core.records import Approval, ApprovalKind, ApprovalStatus, Interru
 from outlast.core.resume import NOT_APPROVED_RESULT
 from outlast_langgraph.messages import if_json
 
+BREAKPOINT = "breakpoint:"
+"""Begins the ids of questions whether a graph may go on that was compiled with `interrupt_before` or `interrupt_after`."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -29,6 +34,21 @@ class _Asked:
     interrupt: GraphInterrupt[Any]
     questions: tuple[Question, ...]
     single: bool = False
+
+
+def interrupts_of(snapshot: StateSnapshot) -> Sequence[GraphInterrupt[Any]]:
+    """Return what a graph that came to a halt waits for: its interrupts, or leave to go on behind a breakpoint."""
+    if snapshot.interrupts or not snapshot.next:
+        return snapshot.interrupts
+    checkpoint = snapshot.config["configurable"].get("checkpoint_id", "")
+    return [GraphInterrupt({"next": list(snapshot.next)}, f"{BREAKPOINT}{checkpoint}")]
+
+
+async def may_pass(run: Run, snapshot: StateSnapshot) -> bool:
+    """Say whether a person let a graph go on from where it stands, for which it has a breakpoint."""
+    key = interrupts_of(snapshot)[0].id
+    row = (await run.history.approvals([key])).get(key)
+    return row is not None and row.status is ApprovalStatus.DECIDED
 
 
 async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]]) -> Interrupt:
@@ -88,16 +108,26 @@ def _going(asked: Sequence[_Asked], decisions: Sequence[Decision | Answer]) -> d
     return going
 
 
-async def waits(run: Run) -> bool:
+async def waits(history: History) -> bool:
     """Say whether something is open that a person could decide."""
-    return any(row.status is ApprovalStatus.OPEN for row in await run.history.undecided())
+    return bool(await _open(history))
+
+
+async def _open(history: History) -> list[Approval]:
+    return [row for row in await history.undecided() if row.status is ApprovalStatus.OPEN]
 
 
 async def close(run: Run) -> None:
     """Let nobody answer any more what is open: new messages come instead. Raises RunFailed (`approval_open`)."""
-    opened = [row for row in await run.history.undecided() if row.status is ApprovalStatus.OPEN]
+    opened = await _open(run.history)
     approvals.refuse_waiting(opened, run.context.lease[0])
     if opened:
+        await run.context.write(parts=[approvals.close(run.history.scope)])
+
+
+async def drop(run: Run) -> None:
+    """Let nobody answer any more what is open: the graph does not wait for it."""
+    if await waits(run.history):
         await run.context.write(parts=[approvals.close(run.history.scope)])
 
 

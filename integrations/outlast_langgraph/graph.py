@@ -1,7 +1,7 @@
 """A compiled graph made durable: its guarded copy, its input, its state."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -35,6 +35,8 @@ class WrappedGraph:
         self.warnings = tuple(made.warnings)
         self.messages_key = seams.messages_key(compiled, made)
         self._inputs = seams.input_channels(compiled)
+        self._stops = compiled.interrupt_before_nodes
+        self.has_breakpoints = bool(compiled.interrupt_before_nodes or compiled.interrupt_after_nodes)
 
     def read_input(self, value: Any) -> GraphInput:
         """Read an input. Raise RunFailed (`invalid_input`) that says what this graph accepts."""
@@ -53,8 +55,12 @@ class WrappedGraph:
             return parse({"messages": value[key]}) if isinstance(value[key], list) else parse(value[key])
         try:
             return {**value, key: convert_to_messages(value[key])}
-        except (ValueError, NotImplementedError, KeyError, TypeError) as error:
+        except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
             raise refuse(str(error).splitlines()[0]) from error
+
+    def stops_before(self, names: Sequence[str]) -> bool:
+        """Say whether the graph has a breakpoint before one of some nodes."""
+        return bool(names) and (self._stops == "*" or any(name in self._stops for name in names))
 
     async def state(self, config: RunnableConfig) -> StateSnapshot:
         """Return the live state, with that of subgraphs; writes nothing."""

@@ -56,7 +56,7 @@ def from_input(messages: Sequence[InputMessage], invocation_id: str) -> list[Any
         fields = {"role": message.role, "content": message.content, **message.fields}
         try:
             (one,) = convert_to_messages([fields])
-        except (ValueError, NotImplementedError, KeyError, TypeError) as error:
+        except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
             raise refuse(str(error).splitlines()[0]) from error
         one.id = message.id or (invocation_id if place == 0 else f"{invocation_id}:{-place}")
         made.append(one)
@@ -156,15 +156,12 @@ def as_json(message: BaseMessage) -> dict[str, Any]:
     return {"role": role, "content": told(message), "id": message.id}
 
 
-def transcript(messages: Iterable[BaseMessage], *, awaits_approval: bool = False) -> list[Message]:
+def transcript(messages: Iterable[BaseMessage]) -> list[Message]:
     """Return a history in the neutral terms of the rules about interruptions."""
     entries = []
     for message in messages:
         if isinstance(message, AIMessage):
-            calls = tuple(
-                CallRequest(call["id"] or "", call["name"], awaits_approval=awaits_approval)
-                for call in message.tool_calls
-            )
+            calls = tuple(CallRequest(call["id"] or "", call["name"]) for call in message.tool_calls)
             entries.append(Message(Role.ASSISTANT, message.text, calls, stop=stop_reason(message)))
         elif isinstance(message, ToolMessage):
             entries.append(Message(Role.TOOL, message.text, call_id=message.tool_call_id))

@@ -13,14 +13,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
 from langgraph.constants import END, START
+from langgraph.runtime import get_runtime
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
-from outlast.adapters.run import Run
+from outlast.adapters.run import EFFECT, Place, Run
 from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.records import CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
@@ -72,6 +74,7 @@ class LangGraphTurn:
         OBSERVERS[run_key] = self._observer
         OBSERVER.set(self._observer)
         context = run.context
+        run.place = _place
         self._config: RunnableConfig = {
             "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
             "callbacks": [Backstop(run, self._observer.told)],
@@ -119,9 +122,10 @@ class LangGraphTurn:
     async def _begin(self, values: dict[str, Any]) -> Result:
         """Add the input, and before it, in the same step, the answers of calls that an earlier run left open."""
         snapshot = await self._state()
+        if self._graph.messages_key is not None:
+            self._refuse_known_ids(snapshot, values)
         await asking.close(self._run)
         if self._graph.messages_key is not None and snapshot.metadata is not None:
-            self._refuse_known_ids(snapshot, values)
             closing = await self._close(snapshot)
             if closing:
                 values = values | {self._key: [*closing, *values.get(self._key, [])]}
@@ -130,14 +134,22 @@ class LangGraphTurn:
     def _refuse_known_ids(self, snapshot: StateSnapshot, values: Mapping[str, Any]) -> None:
         known = {message.id for message in messages_of(snapshot.values, self._key)}
         for message in values.get(self._key, []):
-            if getattr(message, "id", None) in known:
-                raise RunFailed("invalid_input", f"the history has a message with the id {message.id!r} already")
+            id = getattr(message, "id", None)
+            if id in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
+            known.update([id] if id is not None else [])
 
     async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
         """Hand the answers of a person to the graph that waits for them."""
-        if not snapshot.interrupts:
+        interrupts = asking.interrupts_of(snapshot)
+        if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
-        return await self._go(Command(resume=await asking.answer(self._run, snapshot.interrupts, value)))
+        await self._run.journal.rows()  # what ran beside the question was told by the run that asked it
+        given = await asking.answer(self._run, interrupts, value)
+        if snapshot.interrupts:
+            return await self._go(Command(resume=given))
+        await self._run.context.write(parts=[self._run.journal.used(answers_key(self._run))])
+        return await self._go(None)
 
     # Go on ----------------------------------------------------------------------------------------------------------
 
@@ -146,6 +158,8 @@ class LangGraphTurn:
         snapshot = await self._committed(await self._state())
         if snapshot.interrupts and await self._has_asked(snapshot):
             return await self._result(snapshot)
+        if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
+            return await asking.ask(self._run, asking.interrupts_of(snapshot))
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -167,12 +181,14 @@ class LangGraphTurn:
     @at_the_border
     async def resume(self) -> Result:
         snapshot = await self._committed(await self._state())
+        if await asking.waits(self._run.history):
+            raise AgentResumeError("awaiting_approval")
         point = self._point(snapshot)
         match point.kind:
             case ResumeKind.AWAIT_APPROVAL:
-                if await asking.waits(self._run):
-                    raise AgentResumeError("awaiting_approval")
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
+                self._run.events.resume(ResumeKind.CALL_MODEL)
+                await self._run.journal.rows()
                 return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)
@@ -190,6 +206,8 @@ class LangGraphTurn:
         snapshot = await self._committed(await self._state())
         for at, calls in self._open(snapshot):
             await self._answer_for(at, calls, answer)
+        if not (await self._state()).interrupts:
+            await asking.drop(self._run)
 
     def _point(self, snapshot: StateSnapshot) -> ResumePoint:
         return self._graph.point(snapshot)
@@ -286,7 +304,7 @@ class LangGraphTurn:
                     task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
                 ]
         for row in mine:
-            if row.state not in (CallState.STARTED, CallState.DONE):
+            if row.state not in (CallState.STARTED, CallState.DONE) or row.key.startswith(EFFECT):
                 continue
             if row.key.startswith("task:"):
                 if any(task.id in row.key for task in entered):
@@ -371,8 +389,8 @@ class LangGraphTurn:
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
-        if snapshot.interrupts:
-            return await asking.ask(self._run, snapshot.interrupts)
+        if interrupts := asking.interrupts_of(snapshot):
+            return await asking.ask(self._run, interrupts)
         last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         return output(
             text=last.text if last is not None else "",
@@ -388,6 +406,12 @@ class LangGraphTurn:
         human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
         start = (own or human or [-1])[-1]
         return list(messages[start + 1 :])
+
+
+def _place() -> Place:
+    """Say which task of the graph is running: its id is the same in every attempt, and in a run that brings answers."""
+    task = get_config().get("metadata", {}).get("langgraph_checkpoint_ns", "")
+    return Place(str(task), getattr(getattr(get_runtime(), "execution_info", None), "node_attempt", 1))
 
 
 def _invocation(snapshot: StateSnapshot) -> object:

@@ -69,8 +69,9 @@ class Conversation:
     def for_model(self) -> list[dict[str, Any]]:
         return for_model(self.entries)
 
-    def has(self, id: str) -> bool:
-        return self._stored.has(id)
+    def refuse_known(self, ids: Iterable[str]) -> None:
+        """Raise RunFailed for an id that is in the history, or twice among these."""
+        self._stored.refuse_known(ids)
 
     def open_calls(self) -> dict[str, OpenCall]:
         """Return the calls of the last response that have no result, by their keys."""

@@ -121,8 +121,7 @@ class OpenAITurn:
         """Store new messages, and before them an answer to each call that an earlier run left open."""
         approvals.refuse_waiting(self._waiting(conversation), self._number)
         given = [(self._id_of(index), from_input(message)) for index, message in enumerate(input.messages)]
-        if known := next((id for id, _ in given if conversation.has(id)), None):
-            raise RunFailed("invalid_input", f"the history has a message with the id {known!r} already")
+        conversation.refuse_known(id for id, _ in given)
         closing = [await self._closed(conversation, one) for one in conversation.open_calls().values()]
         await self._append([*closing, *given], self._closing(conversation))
 

@@ -1,16 +1,21 @@
 """Durable agents: turn the agent you have into a service that survives its own death."""
 
 from outlast.adapters.journal import current_tool_call
+from outlast.adapters.journaled import journaled
 from outlast.adapters.local import open_store
 from outlast.adapters.native import Agent, Hooks, JsonlRecorder, Tool
 from outlast.client import AgentClient, SyncAgentClient
 from outlast.core.errors import (
     AgentResumeError,
+    Conflict,
     EffectFailed,
+    InvalidRequest,
     LeaseLost,
+    NotFound,
     OutcomeUnknown,
     OutlastError,
     RunFailed,
+    SessionBusy,
 )
 from outlast.core.records import Interrupt
 from outlast.core.reply import Reply
@@ -24,21 +29,26 @@ __all__ = [
     "AgentHandlers",
     "AgentLike",
     "AgentResumeError",
+    "Conflict",
     "DurableAgentServer",
     "EffectFailed",
     "EngineSettings",
     "Hooks",
     "Interrupt",
+    "InvalidRequest",
     "InvocationContext",
     "JsonlRecorder",
     "LeaseLost",
+    "NotFound",
     "OutcomeUnknown",
     "OutlastError",
     "Reply",
     "RunFailed",
+    "SessionBusy",
     "Store",
     "SyncAgentClient",
     "Tool",
     "current_tool_call",
+    "journaled",
     "open_store",
 ]

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,20 +14,15 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from outlast import DurableAgentServer, Reply, RunFailed, open_store
+from outlast import DurableAgentServer, Reply, RunFailed
 from outlast.adapters import ChatSession, LocalStore
+from outlast.core.records import ApprovalStatus
 from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
 from outlast.testing.scripted import Say, Script, ScriptedCall
 from outlast_langgraph import LangGraphAgent
 from outlast_langgraph.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Shop:
@@ -73,6 +67,12 @@ def decided(*decisions: dict[str, Any]) -> dict[str, Any]:
 
 async def results(chat: ChatSession) -> list[str]:
     return [one["content"] for one in await chat.messages() if one["role"] == "tool"]
+
+
+async def waiting(local: LocalStore) -> list[str]:
+    read = (await local.store()).read
+    found = await read.approvals_listed("local", status=ApprovalStatus.OPEN, session_id="s", before=None, limit=10)
+    return [row.key for row in found]
 
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])
@@ -247,4 +247,87 @@ async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(loca
     await chat.run("go")
     with pytest.raises(RunFailed, match="no paper"):
         await chat.run({"resume": 3})
+    point = await chat.resume_point()
+    assert point is not None
+    assert (point.kind, point.approvals) == ("call_model", ())
     assert (await chat.resume()).text == "You said 3"
+
+
+async def test_cancelling_a_run_closes_what_its_calls_asked(local: LocalStore) -> None:
+    began = asyncio.Event()
+
+    @tool
+    async def ask(about: str) -> str:
+        """Ask."""
+        interrupt(about)
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    calls = [ScriptedCall("ask", {"about": about}) for about in ("this", "that")]
+    graph = create_agent(ScriptedChatModel(script=Script(Say("", calls), "Done.")), [ask])
+    chat = LangGraphAgent(graph).session("s", store=local)
+    reply = await chat.run("go")
+    assert reply.interrupt is not None
+    this = reply.interrupt["questions"][0]
+    running = asyncio.ensure_future(chat.run({"resume": {"answers": {this["id"]: "yes"}}}))
+    await began.wait()
+    await chat.cancel()
+    with pytest.raises(RunFailed):
+        await running
+    assert await results(chat) == [CANCELLED_RESULT] * 2
+    assert await waiting(local) == []
+    assert (await chat.resume()).text == "Done."
+
+
+async def test_a_message_that_is_refused_closes_nothing(local: LocalStore) -> None:
+    shop = Shop(5)
+    chat = shop.chat(local)
+    (approval,) = asked(await chat.run([{"role": "user", "content": "buy", "id": "x"}]))
+    for ids in (["x"], ["y", "y"]):
+        with pytest.raises(RunFailed) as refused:
+            await chat.run([{"role": "user", "content": "and this", "id": id} for id in ids])
+        assert refused.value.code == "invalid_input"
+    assert await waiting(local) == [approval["id"]]
+    await chat.run(decided({"id": approval["id"], "type": "approve"}))
+    assert shop.paid == [5]
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+async def test_a_call_beside_a_question_is_told_once(local: LocalStore, mode: str) -> None:
+    chat = Shop(5, mode=mode).chat(local)
+    events = [event async for event in chat.stream("buy")]
+    (approval,) = asked(events[-1]["reply"])
+    events += [event async for event in chat.stream(decided({"id": approval["id"], "type": "approve"}))]
+    ended = [event["name"] for event in events if event["type"] == "agent.tool.finished"]
+    assert sorted(ended) == ["look", "pay"]
+
+
+@pytest.mark.parametrize("where", [{"interrupt_before": ["b"]}, {"interrupt_after": ["a"]}], ids=["before", "after"])
+async def test_a_breakpoint_is_passed_when_somebody_says_so(local: LocalStore, where: Any) -> None:
+    ran: list[str] = []
+
+    def step(name: str) -> Any:
+        def node(state: MessagesState) -> dict[str, Any]:
+            ran.append(name)
+            return {"messages": [AIMessage(name)]}
+
+        return node
+
+    builder = StateGraph(MessagesState).add_node("a", step("a")).add_node("b", step("b"))
+    graph = builder.add_edge(START, "a").add_edge("a", "b").compile(**where)
+    chat = LangGraphAgent(graph).session("s", store=local)
+    reply = await chat.run("go")
+    assert reply.interrupt is not None
+    (question,) = reply.interrupt["questions"]
+    assert (question["value"], ran) == ({"next": ["b"]}, ["a"])
+    point = await chat.resume_point()
+    assert point is not None
+    assert point.kind is ResumeKind.AWAIT_APPROVAL
+    assert (await chat.run({"resume": True})).text == "b"
+    assert ran == ["a", "b"]
+    with pytest.raises(RunFailed, match="does not wait"):
+        await chat.run({"resume": True})
+    await chat.run("again")
+    assert (await chat.run("and again")).interrupt is not None
+    assert ran == ["a", "b", "a", "a"]

@@ -84,9 +84,10 @@ def test_input_shapes(store_url: str, given: Any) -> None:
 def test_other_input_fails_and_the_session_goes_on(store_url: str) -> None:
     async def talk(store: LocalStore) -> str:
         chat = talker().session("s", store=store)
-        with pytest.raises(RunFailed, match="expected a string") as caught:
-            await chat.run({"text": "hi"})
-        assert caught.value.code == "invalid_input"
+        for given in ({"text": "hi"}, [{"role": "assistant", "content": "hi", "tool_calls": "none"}]):
+            with pytest.raises(RunFailed, match="expected a string") as caught:
+                await chat.run(given)
+            assert caught.value.code == "invalid_input"
         return (await chat.run("hi")).text
 
     assert run(talk, store_url) == "Hello there."

@@ -36,7 +36,7 @@ def test_answers_are_passed_as_they_are() -> None:
     "value",
     [
         None, 7, True, [], {}, {"text": "hi"}, {"message": "hi", "more": 1}, {"messages": "hi"}, [7], [{"role": "user"}],
-        [{"role": "boss", "content": "hi"}], [{"content": 7}], [{"content": [{"text": "hi"}]}],
+        [{"role": "boss", "content": "hi"}], [{"role": ["user"], "content": "hi"}], [{"content": 7}], [{"content": [{"text": "hi"}]}],
         [{"content": [{"type": "text"}]}], [{"content": "hi", "id": 7}],
     ],
 )  # fmt: skip

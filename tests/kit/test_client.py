@@ -19,7 +19,7 @@ from outlast import (
     SyncAgentClient,
 )
 from outlast.client import ServerUnreachable, UnexpectedAnswer
-from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
 from outlast.testing._ports import free_port
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerProcess, ServerThread
@@ -224,6 +224,23 @@ async def test_a_server_that_is_not_there_is_given_up(tmp_path: Path) -> None:
             await client.session("s").run("a")
         with pytest.raises(ServerUnreachable):
             _ = [event async for event in client.session("s").stream("a")]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "127.0.0.1:8000", "ftp://here", "http://", "http://a:800000", "http://a:x", None]
+)
+def test_a_base_url_that_is_none_is_refused_at_once(url: Any) -> None:
+    for kind in (AgentClient, SyncAgentClient):
+        with pytest.raises(InvalidRequest, match="the base URL") as refused:
+            kind(url)
+        assert refused.value.field == "base_url"
+
+
+async def test_an_agent_that_a_call_names_goes_before_that_of_the_client(client: AgentClient, url: str) -> None:
+    async with AgentClient(url, agent="plain") as plain:
+        assert (await plain.session("s").run("a", agent="native")).text == (await client.session("t").run("a")).text
+        with pytest.raises(NotJSON, match="type Agent"):  # as in process, where another agent may go on
+            await plain.session("s").resume(agent=Agent(ScriptedModel("a")))
 
 
 async def test_something_else_at_the_address_is_named() -> None:

@@ -37,6 +37,8 @@ async def play(context: InvocationContext, effects: str) -> Any:
             os._exit(9)
         if step == "die once" and context.attempt == 1:
             os._exit(9)
+        if step == "die twice" and context.attempt <= 2:
+            os._exit(9)
         if step == "wait":
             await asyncio.Event().wait()
         if step == "progress":
@@ -150,6 +152,15 @@ def test_everything_accepted_before_a_crash_ends_in_order(lives: Callable[..., A
     assert found["u1"]["attempt"] == 2
     s1 = [line for line in entries(tmp_path) if not line.startswith("u4")]
     assert s1[-3:] == ["u1 2", "u2 1", "u3 1"]
+
+
+def test_a_head_that_dies_twice_lets_its_session_go_on(lives: Callable[..., Any], tmp_path: Path) -> None:
+    # BR-25
+    head = {"name": "u1", "session": "s1", "steps": ["progress", "die twice"]}
+    found, started = lives([head, *({"name": f"u{number}", "session": "s1"} for number in range(2, 6))])
+    assert started == 3
+    assert {run["status"] for run in found.values()} == {"completed"}
+    assert entries(tmp_path) == ["u1 1", "u1 2", "u1 3", "u2 1", "u3 1", "u4 1", "u5 1"]
 
 
 def test_without_a_recover_handler_a_lost_run_fails_and_its_session_goes_on(lives: Callable[..., Any]) -> None:

@@ -64,6 +64,16 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(running: Running, ma
         assert (await ended(engine, make_request())).output == "[[1,2,3],true]"
 
 
+async def test_emitting_from_the_loop_as_from_a_thread_is_refused(running: Running, make_request: Make) -> None:
+    """It would wait for itself, and stop everything else in the process."""
+
+    async def invoke(context: InvocationContext) -> Any:
+        context.emit_from_thread(1)
+
+    async with running(invoke) as engine:
+        assert "use `await context.emit(" in error_of(await ended(engine, make_request()))["message"]
+
+
 async def test_two_hundred_parallel_emits_have_contiguous_positions(running: Running, make_request: Make) -> None:
     async def invoke(context: InvocationContext) -> Any:
         return await asyncio.gather(*(context.emit(n) for n in range(200)))
@@ -123,6 +133,27 @@ async def test_using_the_context_of_another_run_fails_the_run_that_does(running:
         first = await ended(engine, make_request(input=1))
         assert error_of(await ended(engine, make_request(input=2)))["code"] == "lease_lost"
         assert await engine.store.read.last_position(first.number) == 1
+
+
+async def test_an_output_that_is_too_large_fails_the_run(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.engine.attempt.MAX_OUTPUT_BYTES", 1000)
+    monkeypatch.setattr("outlast.engine.attempt.MAX_MESSAGE", 100)
+
+    async def invoke(context: InvocationContext) -> Any:
+        context.usage = {"x": context.input["usage"]}
+        if "raise" in context.input:
+            raise RuntimeError(context.input["raise"])
+        return context.input["return"]
+
+    async with running(invoke) as engine:
+        for output, usage in (("x" * 1000, ""), ("", "x" * 1000)):
+            run = await ended(engine, make_request(input={"return": output, "usage": usage}))
+            assert error_of(run)["code"] == "output_too_large"
+            assert run.usage is None or len(run.usage) < 1000
+        run = await ended(engine, make_request(input={"raise": "x" * 1000, "usage": "x" * 1000}))
+        assert (len(error_of(run)["message"]), run.usage) == (100, None)
 
 
 async def test_a_worker_that_cannot_have_a_lock_file_works_without(
@@ -406,6 +437,17 @@ async def test_an_undeclared_config_key_is_refused(running: Running, make_reques
         assert (await ended(engine, make_request(config={"model": "x"}))).output == '{"model":"x"}'
         with pytest.raises(InvalidRequest, match="'modle'; it declares model"):
             await engine.accept(make_request(config={"modle": "x"}))
+
+
+@pytest.mark.parametrize("key", ["", "x" * 513, "a\x00b", "\ud800", 7])
+async def test_a_key_that_a_database_cannot_hold_is_refused_by_its_name(
+    running: Running, make_request: Make, key: Any
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        return await context.once("\U0001f600" * 512, lambda: 1) + await context.once(key, lambda: 1)
+
+    async with running(invoke) as engine:
+        assert error_of(await ended(engine, make_request()))["code"] == "invalid_key"
 
 
 async def test_a_side_effect_happens_once_however_often_it_is_asked_for(running: Running, make_request: Make) -> None:
@@ -766,6 +808,21 @@ async def test_a_run_deleted_elsewhere_lets_go_of_whoever_waits_for_it(
                 await follower.next(0.05)
         with contextlib.suppress(NotFound):
             assert (await asyncio.wait_for(waiting, 10)).status is Status.FAILED
+
+
+async def test_a_log_that_was_deleted_while_it_was_read_has_no_end(running: Running, make_request: Make) -> None:
+    """An end would say that what was read is all there was."""
+
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.gather(*(context.emit(n) for n in range(600)))
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        with await engine.follow(run, after=0) as follower:
+            assert len(await follower.next(10)) == 500
+            await engine.delete("local", run.id)
+            assert await follower.next(10) == []
+            assert (follower.done, follower.closed) == (False, True)
 
 
 async def test_a_shutdown_returns_what_was_claimed_for_nobody(

@@ -1,11 +1,21 @@
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import logging
+import sys
+import typing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 
-from outlast import Agent, AgentResumeError, DurableAgentServer, RunFailed, open_store
+from outlast import Agent, AgentResumeError, DurableAgentServer, Hooks, RunFailed
 from outlast.adapters import LocalStore
 from outlast.adapters.native import (
     CallDelta,
@@ -19,6 +29,8 @@ from outlast.adapters.native import (
     ToolSpec,
     asking,
 )
+from outlast.adapters.native.tools import ToolError
+from outlast.core.errors import SessionBusy
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, StopReason
 from outlast.sessions import SessionStore
@@ -26,12 +38,6 @@ from outlast.testing.logs import check_log
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Heard:
@@ -146,6 +152,60 @@ async def test_a_tool_that_raises_is_told_to_the_model(
     assert ("tool", told) in await history(local)
 
 
+async def test_what_a_tool_raised_is_in_the_log(local: LocalStore, caplog: pytest.LogCaptureFixture) -> None:
+    def pay() -> str:
+        raise KeyError("card")
+
+    agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("pay")]), "sorry"), tools=[pay])
+    with caplog.at_level(logging.INFO, "outlast.adapters"):
+        await agent.session("s", store=local).run("pay")
+    (record,) = [one for one in caplog.records if one.name == "outlast.adapters"]
+    assert record.getMessage() == "the tool 'pay' raised"
+    assert record.exc_info is not None and isinstance(record.exc_info[1], KeyError)
+
+
+class Card(StrEnum):
+    BLUE = "blue"
+
+
+@dataclass
+class Receipt:
+    day: date
+    amount: Decimal
+
+
+class Order(BaseModel):
+    id: UUID
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (None, "null"),
+        ({"a": [1, "ä"]}, '{"a":[1,"\\u00e4"]}'),
+        (Card.BLUE, "blue"),
+        (date(2026, 2, 3), '"2026-02-03"'),
+        ([Receipt(date(2026, 2, 3), Decimal("1.20"))], '[{"day":"2026-02-03","amount":"1.20"}]'),
+        ([Order(id=UUID(int=1))], '[{"id":"00000000-0000-0000-0000-000000000001"}]'),
+        ({Path("a/b")}, '["a/b"]'),
+    ],
+)
+async def test_what_pydantic_writes_as_json_is_a_result(result: object, told: str) -> None:
+    def find() -> object:
+        return result
+
+    assert await Tool(find).run("{}") == told
+
+
+@pytest.mark.parametrize("result", [object(), float("nan"), b"\xff", {date(2026, 2, 3): float("inf")}, iter([1])])
+async def test_a_result_that_is_not_json_is_an_error(result: object) -> None:
+    def find() -> object:
+        return result
+
+    with pytest.raises(ToolError, match="what JSON cannot hold"):
+        await Tool(find).run("{}")
+
+
 async def test_a_result_that_no_model_would_read_is_an_error(local: LocalStore) -> None:
     def read() -> str:
         return "x" * 2_000_000
@@ -174,10 +234,11 @@ async def test_arguments_that_do_not_fit_do_not_reach_the_tool(local: LocalStore
     assert not ran
 
 
-async def test_calls_with_one_id_are_told_apart(local: LocalStore) -> None:
+@pytest.mark.parametrize("ids", [("c", "c", ""), ("c-2", "c", "c"), ("call-1", "", "c")])
+async def test_calls_with_one_id_are_told_apart(local: LocalStore, ids: tuple[str, ...]) -> None:
     # BR-14
     tool = Counted()
-    model = Heard(calls("c", "c", ""), says("done"))
+    model = Heard(calls(*ids), says("done"))
     await Agent(model, tools=[tool.tool()]).session("s", store=local).run("go")
     assert tool.ran == 3
     results = [one["tool_call_id"] for one in model.heard[1] if one["role"] == "tool"]
@@ -303,6 +364,25 @@ async def test_asking_for_the_resume_point_changes_nothing(local: LocalStore) ->
     assert not model.heard
 
 
+async def test_a_living_run_has_no_resume_point(local: LocalStore) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay() -> str:
+        begun.set()
+        await go_on.wait()
+        return "paid"
+
+    agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("pay")]), "Done."), tools=[pay])
+    chat = agent.session("s", store=local)
+    running = asyncio.create_task(chat.run("pay"))
+    await begun.wait()
+    with pytest.raises(SessionBusy):
+        await chat.resume_point()
+    go_on.set()
+    await running
+    assert await chat.resume_point() is None
+
+
 async def test_an_item_that_is_no_message_fails_the_run_and_is_named(local: LocalStore) -> None:
     sessions = SessionStore(local)
     await sessions.create("s")
@@ -327,11 +407,33 @@ def test_a_function_that_no_model_can_call_is_refused() -> None:
 
     def strange(x: asyncio.Event) -> None: ...
 
-    for function in (untyped, variable, strange):
+    def calling(x: Callable[[], int]) -> None: ...
+
+    class Place(typing.TypedDict):  # not that of typing_extensions, which pydantic asks for on Python 3.11
+        street: str
+
+    def going(x: Place) -> None: ...
+
+    functions: list[Callable[..., Any]] = [untyped, variable, strange, calling]
+    for function in functions + ([going] if sys.version_info < (3, 12) else []):
         with pytest.raises(ToolSetupError, match=function.__name__):
             Tool(function)
+    with pytest.raises(ToolSetupError, match="'pay' is none"):
+        Agent(ScriptedModel("a"), tools=["pay"])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(ToolSetupError, match="is a sequence"):
+        Agent(ScriptedModel("a"), tools=calling)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ToolSetupError, match="two tools named 'pay'"):
         Agent(ScriptedModel("a"), tools=[Counted().tool(), Counted().tool()])
+
+
+def test_an_agent_of_wrong_parts_is_refused_where_it_is_made() -> None:
+    for model in ("gpt", ScriptedModel):
+        with pytest.raises(TypeError, match="a model is an object"):
+            Agent(model)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(TypeError, match="instance of a class of"):
+        Agent(ScriptedModel("a"), hooks=[Hooks])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(ToolSetupError, match="'play', which is no tool"):
+        Agent(ScriptedModel("a"), tools=[Counted().tool()], rerun_safe={"pay", "play"})
 
 
 def test_the_schema_of_a_tool_is_that_of_its_signature() -> None:
@@ -342,3 +444,20 @@ def test_the_schema_of_a_tool_is_that_of_its_signature() -> None:
     assert (spec.name, spec.description) == ("pay", "Pay somebody.")
     assert list(spec.parameters["properties"]) == ["amount", "schema", "_note"]
     assert spec.parameters["required"] == ["amount"]
+
+
+async def test_two_messages_of_one_id_are_refused_and_not_stored_as_one(local: LocalStore) -> None:
+    twice = [{"role": "user", "content": text, "id": "x"} for text in ("a", "b")]
+    with pytest.raises(RunFailed) as refused:
+        await Agent(Heard()).session("s", store=local).run(twice)
+    assert refused.value.code == "invalid_input"
+    assert await history(local) == []
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1e999}', '{"x": NaN}', '"{}"'])
+async def test_arguments_that_json_cannot_hold_are_refused_by_their_tool(local: LocalStore, arguments: str) -> None:
+    tool = Counted()
+    model = Heard([CallDelta(0, arguments, "c", "pay"), Stopped(StopReason.TOOL_CALLS)], says("sorry"))
+    assert (await Agent(model, tools=[tool.tool()]).session("s", store=local).run("pay")).text == "sorry"
+    assert model.heard[1][-1]["failed"]
+    assert tool.ran == 0

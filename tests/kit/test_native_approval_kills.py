@@ -1,5 +1,6 @@
 """A run that asks and a run that decides, killed at every durable boundary: the call runs once, or is not known to have."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from outlast import Agent, Tool, open_store
-from outlast.core.resume import INTERRUPTED_RESULT
+from outlast.core.records import Status
+from outlast.core.resume import INTERRUPTED_RESULT, NOT_APPROVED_RESULT, ResumeKind
 from outlast.sessions import SessionStore
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
@@ -18,8 +20,7 @@ SAMPLE = 9
 """Every n-th point in the quick test."""
 
 
-async def buy(url: str, folder: str) -> dict[str, Any]:
-    """Ask and decide, each by its id, as a client does that does not know whether its request was accepted."""
+def agent(folder: str) -> Agent:
     effects = EffectsLog(Path(folder) / "effects")
 
     def pay(x: int) -> str:
@@ -33,9 +34,13 @@ async def buy(url: str, folder: str) -> dict[str, Any]:
         return "seen"
 
     script = ScriptedModel(Say("I will.", [ScriptedCall("look", {"x": 1}), ScriptedCall("pay", {"x": 2})]), "Done.")
-    agent = Agent(script, tools=[look, Tool(pay, needs_approval=True)])
+    return Agent(script, tools=[look, Tool(pay, needs_approval=True)])
+
+
+async def buy(url: str, folder: str) -> dict[str, Any]:
+    """Ask and decide, each by its id, as a client does that does not know whether its request was accepted."""
     async with open_store(url) as store:
-        chat = agent.session("s", store=store)
+        chat = agent(folder).session("s", store=store)
         asked = await chat.run("buy", id=ASK)
         assert asked.interrupt is not None
         (approval,) = asked.interrupt["approvals"]
@@ -94,3 +99,78 @@ def test_killed_everywhere(harness: KillHarness, places: list[KillAt], tmp_path:
 )
 def test_killed_on_both_databases(harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt) -> None:
     kill_and_go_on(harness, tmp_path, place, store_url)
+
+
+async def resume(url: str, folder: str) -> list[dict[str, Any]]:
+    """Resume a session where the user has spoken last, or go on with the run that does; return what it asks."""
+    async with open_store(url) as store:
+        await SessionStore(store).create("s")
+        await SessionStore(store).append("s", [{"role": "user", "content": "buy"}], key="said")
+        chat = agent(folder).session("s", store=store)
+        reply = await chat.resume()
+        point = await chat.resume_point()
+        assert reply.interrupt is not None
+        assert point is not None
+        assert list(point.approvals) == reply.interrupt["approvals"]
+        return list(reply.interrupt["approvals"])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [KillAt("approval.asked.after_commit"), KillAt("tool.after_body"), KillAt("finish.before_commit")],
+    ids=str,
+)
+def test_a_resume_that_asked_and_died_still_asks(
+    harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    harness.run(resume, where, kill=place)
+    (approval,) = harness.run(resume, where).result
+    assert approval["name"] == "pay"
+
+
+async def forget(url: str, folder: str) -> list[str]:
+    """Cancel the deciding run that died, delete all trace of it, and resume; return the results of the calls."""
+    async with open_store(url) as store:
+        engine = await store.engine(agent(folder))
+        while (await engine.get("local", DECIDE)).status is not Status.QUEUED:
+            await asyncio.sleep(0.05)
+        await engine.cancel("local", DECIDE)
+        await engine.delete("local", DECIDE)
+        assert (await agent(folder).session("s", store=store).resume()).text == "Done."
+        history = [item.content async for item in SessionStore(store).items("s")]
+        return [message["content"] for message in history if message["role"] == "tool"]
+
+
+def test_an_approved_call_that_ran_in_a_deleted_run_does_not_run_again(
+    harness: KillHarness, tmp_path: Path, store_url: str
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    harness.run(buy, where, kill=KillAt("journal.done.after_commit", 2))
+    assert harness.run(forget, where).result == ["seen", INTERRUPTED_RESULT]
+    assert EffectsLog(tmp_path / "effects").read() == ["look 1", "pay 2"]
+
+
+async def stop(url: str, folder: str) -> list[str]:
+    """Cancel the asking run that died, then resume; return the results of the calls."""
+    async with open_store(url) as store:
+        engine = await store.engine(agent(folder))
+        while (await engine.get("local", ASK)).status is not Status.QUEUED:
+            await asyncio.sleep(0.05)
+        await engine.cancel("local", ASK)
+        chat = agent(folder).session("s", store=store)
+        point = await chat.resume_point()
+        assert point is not None
+        assert (point.kind, point.cause) == (ResumeKind.RECOVER_TOOLS, "cancelled")
+        assert (await chat.resume()).text == "Done."
+        history = [item.content async for item in SessionStore(store).items("s")]
+        return [message["content"] for message in history if message["role"] == "tool"]
+
+
+def test_cancelling_a_run_whose_worker_died_lets_nobody_decide_any_more(
+    harness: KillHarness, tmp_path: Path, store_url: str
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    harness.run(buy, where, kill=KillAt("tool.after_body"))
+    assert harness.run(stop, where).result == [INTERRUPTED_RESULT, NOT_APPROVED_RESULT]
+    assert EffectsLog(tmp_path / "effects").read() == ["look 1"]

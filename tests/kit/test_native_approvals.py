@@ -1,26 +1,29 @@
 """Tool calls that a person decides about: asked, decided, refused, forgotten."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from outlast import Agent, AgentResumeError, Reply, RunFailed, Tool, open_store
+from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool
 from outlast.adapters import ChatSession, LocalStore
-from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, REJECTED_RESULT, ResumeKind
+from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
+from outlast.core import jsontext
+from outlast.core.resume import (
+    CANCELLED_RESULT,
+    INTERRUPTED_RESULT,
+    NOT_APPROVED_RESULT,
+    REJECTED_RESULT,
+    ResumeKind,
+)
+from outlast.core.transcript import Message, Role, StopReason
 from outlast.sessions import SessionStore
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
 BOTH = [ScriptedCall("look", {"at": "stock"}), ScriptedCall("pay", {"amount": 5})]
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Shop:
@@ -40,8 +43,11 @@ class Shop:
             self.looked.append(at)
             return "5 left"
 
-        script = ScriptedModel(Say("I will.", list(calls) or BOTH), answer)
-        self.agent = Agent(script, tools=[look, Tool(pay, needs_approval=True)])
+        self._tools: list[Callable[..., Any] | Tool] = [look, Tool(pay, needs_approval=True)]
+        self.agent = self.agent_of(ScriptedModel(Say("I will.", list(calls) or BOTH), answer))
+
+    def agent_of(self, model: Model, **options: Any) -> Agent:
+        return Agent(model, tools=self._tools, **options)
 
     def chat(self, local: LocalStore, id: str = "s") -> ChatSession:
         return self.agent.session(id, store=local)
@@ -120,6 +126,7 @@ async def test_calls_may_be_decided_one_after_the_other(local: LocalStore) -> No
         ({"type": "edit"}, "invalid_input"),
         ({"type": "edit", "arguments": {"amount": "much"}}, "invalid_input"),
         ({"type": "allow"}, "invalid_input"),
+        ({"type": ["approve"]}, "invalid_input"),
         ({"type": "approve", "by": "me"}, "invalid_input"),
         ({"type": "reject", "message": 5}, "invalid_input"),
     ],
@@ -217,6 +224,28 @@ async def test_a_tool_may_say_itself_which_calls_need_approval(local: LocalStore
     assert paid == [5]
 
 
+async def test_who_says_which_calls_need_approval_takes_the_arguments_it_wants() -> None:
+    def pay(amount: int, currency: str = "EUR", note: str = "") -> str:
+        return "paid"
+
+    assert await Tool(pay, needs_approval=lambda amount: amount > 2).asks('{"amount": 5, "note": "x"}')
+    assert await Tool(pay, needs_approval=lambda currency: currency == "EUR").asks('{"amount": 5}')
+    assert await Tool(pay, needs_approval=lambda **given: given == {"amount": 5, "currency": "EUR", "note": ""}).asks(
+        '{"amount": 5}'
+    )
+
+
+def test_who_says_which_calls_need_approval_takes_nothing_else() -> None:
+    def pay(amount: int) -> str:
+        return "paid"
+
+    for wrong in (lambda order: True, lambda *amounts: True):
+        with pytest.raises(ToolSetupError, match="is no parameter of the tool"):
+            Tool(pay, needs_approval=wrong)
+    with pytest.raises(ToolSetupError, match="true, false or a function"):
+        Tool(pay, needs_approval="yes")  # type: ignore[arg-type]  # that is the point
+
+
 async def test_a_run_without_session_cannot_ask(store_url: str) -> None:
     from fastapi.testclient import TestClient
 
@@ -263,3 +292,86 @@ async def test_cancelling_a_run_answers_its_calls_before_it_is_final(local: Loca
 async def test_a_run_that_waits_says_what_it_used(local: LocalStore) -> None:
     reply = await Shop().chat(local).run("buy")
     assert reply.usage == {"input_tokens": 1, "output_tokens": 1}
+
+
+class Raw:
+    """A model that asks for one call in just these words, and then is done."""
+
+    name = "raw"
+
+    def __init__(self, call: CallDelta) -> None:
+        self._call = call
+
+    async def stream(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> AsyncGenerator[Delta, None]:
+        if messages[-1].role is Role.USER:
+            yield self._call
+            yield Stopped(StopReason.TOOL_CALLS)
+        else:
+            yield TextDelta("Done.")
+            yield Stopped(StopReason.STOP)
+
+
+async def test_arguments_that_are_json_text_in_json_are_refused_and_not_run_unasked(local: LocalStore) -> None:
+    shop = Shop()
+    packed = jsontext.encode(jsontext.encode({"amount": 5}))
+    agent = shop.agent_of(Raw(CallDelta(0, packed, "c", "pay")))
+    assert (await agent.session("s", store=local).run("buy")).text == "Done."
+    assert shop.paid == []
+    assert "should be an object" in (await results(local))[0]
+
+
+@pytest.mark.parametrize("safe", [[], ["pay"]])
+async def test_a_call_in_the_input_is_answered_and_not_run(local: LocalStore, safe: list[str]) -> None:
+    shop = Shop()
+    call = {"id": "c", "name": "pay", "arguments": '{"amount": 7}'}
+    given = [{"role": "user", "content": "buy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    agent = shop.agent_of(ScriptedModel("Done."), rerun_safe=safe)
+    assert (await agent.session("s", store=local).run(given)).text == "Done."
+    assert shop.paid == []
+    assert await results(local) == [INTERRUPTED_RESULT]
+
+
+@pytest.mark.parametrize("odd", ["\x00", "\ud800"])
+async def test_odd_characters_in_ids_and_names_of_calls_fail_nothing(local: LocalStore, odd: str) -> None:
+    shop = Shop()
+    agent = shop.agent_of(Raw(CallDelta(0, '{"amount": 5}', odd, "pay")))
+    (approval,) = asked(await agent.session("s", store=local).run("buy"))
+    with pytest.raises(RunFailed) as refused:
+        await agent.session("s", store=local).run(decided({"id": odd, "type": "approve"}))
+    assert refused.value.code == "approval_mismatch"
+    await agent.session("s", store=local).run(decided({"id": approval["id"], "type": "approve"}))
+    assert shop.paid == [5]
+    other = shop.agent_of(Raw(CallDelta(0, "{}", "c", odd)))
+    assert (await other.session("t", store=local).run("buy")).text == "Done."
+
+
+class Held(Hooks):
+    """Holds each run before it begins, once it is told to."""
+
+    def __init__(self) -> None:
+        self.holds, self.held = False, asyncio.Event()
+
+    async def before_run(self, context: InvocationContext) -> None:
+        if self.holds:
+            self.held.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("decides", [True, False])
+async def test_a_run_cancelled_before_it_began_leaves_open_what_another_asked(local: LocalStore, decides: bool) -> None:
+    shop, hooks = Shop(), Held()
+    agent = shop.agent_of(ScriptedModel(Say("", BOTH), "Done."), hooks=hooks)
+    chat = agent.session("s", store=local)
+    (approval,) = asked(await chat.run("buy"))
+    yes, hooks.holds = decided({"id": approval["id"], "type": "approve"}), True
+    running = asyncio.create_task(chat.run(yes if decides else "Never mind."))
+    await hooks.held.wait()
+    await chat.cancel()
+    with pytest.raises(RunFailed):
+        await running
+    hooks.holds = False
+    point = await chat.resume_point()
+    assert point is not None
+    assert (point.kind, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, [approval])
+    assert (await chat.run(yes)).text == "Done."
+    assert shop.paid == [5]

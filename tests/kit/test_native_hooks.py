@@ -1,23 +1,16 @@
 """A user's own code around the runs of the native agent."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outlast import Agent, AgentResumeError, Hooks, InvocationContext, JsonlRecorder, Reply, RunFailed, Tool, open_store
+from outlast import Agent, AgentResumeError, Hooks, InvocationContext, JsonlRecorder, Reply, RunFailed, Tool
 from outlast.adapters import LocalStore
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 class Heard(Hooks):

@@ -1,6 +1,7 @@
 """The native agent killed at every durable boundary of a run, and resumed by whoever comes next."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from outlast import Agent, current_tool_call, open_store
 from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT
 from outlast.sessions import SessionStore
 from outlast.testing.effects import EffectsLog
-from outlast.testing.kill import KillAt, KillHarness
+from outlast.testing.kill import HoldAt, KillAt, KillHarness
 from outlast.testing.logs import check_log
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 
@@ -150,3 +151,39 @@ def test_resuming_says_of_a_call_what_is_known(
     result = harness.run(resume, where).result
     check(result, tmp_path)
     assert answer in [message["content"] for message in result["history"]]
+
+
+async def prefilled(url: str, folder: str) -> str:
+    """Ask with the beginning of a conversation, which ends with an answer."""
+    async with open_store(url) as store:
+        said = [{"role": "user", "content": "Well?"}, {"role": "assistant", "content": "As I said:"}]
+        return (await Agent(ScriptedModel("No.")).session("s", store=store).run(said, id=ID)).text
+
+
+def test_an_answer_in_the_input_is_not_taken_for_that_of_the_run(harness: KillHarness, tmp_path: Path) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path)}
+    harness.run(prefilled, where, kill=KillAt("items.after_commit"))
+    assert harness.run(prefilled, where).result == "No."
+
+
+async def follow(url: str, folder: str) -> dict[str, Any]:
+    """Run as `run` does, and say when the first event is there."""
+    async with open_store(url) as store:
+        events = []
+        async for event in agent(folder).session("s", store=store).stream("pay", id=ID):
+            EffectsLog(Path(folder) / "heard").append(event["type"])
+            events.append(event)
+        return await told(store, events)
+
+
+def test_a_run_whose_process_dies_while_another_follows_it_goes_on_there(
+    harness: KillHarness, tmp_path: Path, store_url: str
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    first = harness.start(run, where, hold=HoldAt("tool.before_body"))
+    first.wait_held()
+    second = harness.start(follow, where)
+    while not EffectsLog(tmp_path / "heard").read():
+        time.sleep(0.02)
+    first.kill()
+    check(second.wait().result, tmp_path)

@@ -1,10 +1,12 @@
 """Conversations of the native agent when something goes wrong around them: the store, the provider, other workers."""
 
 import asyncio
+import gc
 import os
 import random
+import tempfile
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from outlast import Agent, DurableAgentServer, RunFailed, open_store
 from outlast.adapters import LocalStore
 from outlast.adapters.native import Delta, ProviderUnavailable, Stopped, TextDelta, ToolSpec, asking
 from outlast.core import faults
+from outlast.core.errors import InvalidRequest
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, Role, StopReason
 from outlast.sessions import SessionStore
@@ -28,12 +31,6 @@ from outlast.testing.serving import ServerThread
 pytestmark = pytest.mark.anyio
 
 Item = dict[str, Any]
-
-
-@pytest.fixture
-async def local(store_url: str) -> AsyncIterator[LocalStore]:
-    async with open_store(store_url) as opened:
-        yield opened
 
 
 async def history(local: LocalStore, id: str = "s") -> list[tuple[str, str]]:
@@ -250,3 +247,38 @@ async def test_another_agent_reads_a_session_and_does_not_write_to_it(store_url:
             assert (refused.status_code, refused.json()["code"]) == (409, "session_of_other_agent")
             for url in (one, two):
                 assert (await client.get(f"{url}/api/sessions/s/items")).content == before
+
+
+@pytest.mark.parametrize("id", ["", "x" * 513, "a\0b", None, 3])
+def test_what_cannot_name_a_session_is_refused_where_it_is_named(id: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Agent(ScriptedModel("Hi.")).session(id, store="memory")
+    assert refused.value.code == "invalid_session_id"
+
+
+@pytest.mark.parametrize("id", ["mine", uuid.uuid4(), ""])
+async def test_the_id_of_a_run_is_a_uuid_in_process_too(local: LocalStore, id: Any) -> None:
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    with pytest.raises(InvalidRequest) as refused:
+        await chat.run("Hi", id=id)
+    assert refused.value.code == "invalid_id"
+    assert await chat.messages() == []
+
+
+async def test_a_store_in_memory_is_the_same_with_and_without_asyncio() -> None:
+    async with open_store("memory") as local:
+        chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+        await chat.run("Hello")
+        assert await asyncio.to_thread(chat.sync.messages) == await chat.messages()
+        await asyncio.to_thread(chat.sync.close)
+
+
+def test_a_store_in_memory_is_deleted_with_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    chat = Agent(ScriptedModel("Hi.")).session("s", store="memory")
+    assert chat.sync.run("Hello").text == "Hi."
+    assert [*tmp_path.glob("*/state.db")]
+    chat.sync.close()
+    del chat
+    gc.collect()
+    assert not [*tmp_path.glob("*/state.db")]

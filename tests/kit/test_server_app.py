@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from outlast import AgentHandlers, DurableAgentServer, InvocationContext
+from outlast.core.conversations import memory_cursor
 from outlast.core.errors import InvalidRequest
 from outlast.engine import RequestAuth
 from outlast.server import AgentLike, AgentSetupError, problems
@@ -378,6 +379,35 @@ def test_the_hand_made_routes_are_described(url: str) -> None:
     with TestClient(DurableAgentServer(ECHO, store=url)) as client:
         run = post(client, 1).json()
         assert set(run) - {"output"} <= set(schema["components"]["schemas"]["Invocation"]["properties"])
+
+
+def test_the_routes_of_memories_answer_as_they_are_described(url: str) -> None:
+    schema = DurableAgentServer(ECHO, store=url).openapi()
+    paths, schemas = schema["paths"], schema["components"]["schemas"]
+    assert {path: set(paths[path]) - {"parameters"} for path in paths if path.startswith("/api/memories")} == {
+        "/api/memories": {"get", "post"},
+        "/api/memories/entry": {"get", "put", "patch", "delete"},
+        "/api/memories/search": {"get", "post"},
+    }
+    required: dict[str, Any] = {
+        "/api/memories": {"path": "a", "content": "tea"},
+        "/api/memories/search": {"text": "tea"},
+    }
+    with TestClient(DurableAgentServer(ECHO, store=url)) as client:
+        for path, body in required.items():
+            described = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert set(described["required"]) == set(body)
+            for field in described["properties"]:
+                assert client.post(path, json={**body, field: []}).json()["field"] == field
+            answer = client.post(path, json=body)
+            assert str(answer.status_code) in paths[path]["post"]["responses"]
+            for parameter in paths[path]["get"]["parameters"]:
+                value = memory_cursor("a", None) if parameter["name"] == "cursor" else "1"
+                query = {"q": "a"} if "search" in path else {}
+                assert client.get(path, params={**query, parameter["name"]: value}).status_code == 200
+    (found,) = answer.json()["items"]
+    assert set(found) == set(schemas["MemorySearchResult"]["properties"])
+    assert set(found["memory"]) == set(schemas["Memory"]["properties"])
 
 
 def test_an_invalid_request_has_a_status_for_its_code() -> None:

@@ -1,5 +1,6 @@
 """`/api/memories`, over a real socket."""
 
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -70,6 +71,33 @@ def test_a_cursor_that_no_page_gave_is_refused(client: httpx.Client, cursor: str
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_cursor", "cursor")
 
 
+def test_a_change_with_a_key_is_made_once(client: httpx.Client) -> None:
+    for _ in range(2):
+        added = client.post(API, json={"path": "a", "content": "one", "key": "first"})
+        assert (added.status_code, added.json()["content"]) == (201, "one")
+    changes = [{"content": "two", "key": "second"}, {"content": "three"}, {"content": "two", "key": "second"}]
+    for change in changes:
+        client.patch(f"{API}/entry", params={"path": "a"}, json=change)
+    assert client.get(f"{API}/entry", params={"path": "a"}).json()["content"] == "three"
+
+
+def test_memories_are_listed_by_path_and_by_its_beginning(client: httpx.Client) -> None:
+    for path, session_id in (("a", None), ("a", "s"), ("a/b", None)):
+        client.post(API, json={"path": path, "content": "x", "session_id": session_id})
+    listed = [client.get(API, params=query).json()["items"] for query in ({"path": "a"}, {"path_prefix": "a/"})]
+    assert [[(one["path"], one["session_id"]) for one in page] for page in listed] == [
+        [("a", None), ("a", "s")],
+        [("a/b", None)],
+    ]
+
+
+def test_a_text_too_long_for_a_url_is_searched_for(client: httpx.Client) -> None:
+    client.post(API, json={"path": "a", "content": "likes tea"})
+    text = json.dumps({"text": "tea " + "x" * 65_000 + "\x00\ud800"})
+    answer = client.post(f"{API}/search", content=text)
+    assert [one["memory"]["path"] for one in answer.json()["items"]] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "field"),
     [
@@ -84,7 +112,12 @@ def test_a_cursor_that_no_page_gave_is_refused(client: httpx.Client, cursor: str
         ("GET", "/entry?pth=a", None, "pth"),
         ("GET", "/search", None, "q"),
         ("GET", "/search?q=a&limit=101", None, "limit"),
+        ("POST", "/search", {}, "text"),
+        ("POST", "/search", {"text": "a", "limit": "5"}, "limit"),
+        ("POST", "/search", {"q": "a"}, "q"),
         ("GET", "?limit=0", None, "limit"),
+        ("GET", "?limit=1001", None, "limit"),
+        ("GET", "?path=%00", None, "path"),
         ("GET", "?actor_id=%00", None, "actor_id"),
     ],
 )

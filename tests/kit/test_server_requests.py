@@ -1,6 +1,7 @@
 """The request side of `/api/invocations`, over a real socket."""
 
 import asyncio
+import gc
 import json
 import logging
 import socket
@@ -14,9 +15,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from outlast import AgentHandlers, DurableAgentServer, Interrupt, InvocationContext, RunFailed
 from outlast.testing.serving import ServerThread
+from outlast.wires.native.accept import Ask
 
 GATES: dict[str, threading.Event] = {}
 
@@ -281,6 +284,31 @@ def test_another_request_by_the_same_id_is_refused_and_harms_nothing(client: htt
         problem(post(client, **{"input": input, "id": id, "session_id": "s", **change}), 409, "idempotency_conflict")
     GATES[gate].set()
     assert wait_for(client, id, "completed")["output"] == {"echo": input}
+
+
+async def passed_on(_request: Any, call_next: Any) -> Any:
+    return await call_next(_request)
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["plain", "behind middleware"])
+def test_what_waits_ends_when_the_client_leaves_and_the_run_goes_on(
+    client: httpx.Client, store_url: str, gate: str, between: bool
+) -> None:
+    """A client with a short patience repeats its request, and each try holds the whole of it."""
+    app = DurableAgentServer(AgentHandlers(agent, agent), store=store_url)
+    if between:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=passed_on)
+    id = str(uuid.uuid4())
+    with ServerThread(app) as server, httpx.Client(base_url=server.url) as impatient:
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                impatient.post("/api/invocations", json={"id": id, "input": {"gate": gate}}, timeout=0.2)
+        give_up = time.monotonic() + 20
+        while any(isinstance(one, Ask) and one.request.id == id for one in gc.get_objects()):
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        GATES[gate].set()
+        assert wait_for(client, id, "completed")
 
 
 # BR-45

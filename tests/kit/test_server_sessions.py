@@ -1,5 +1,6 @@
 """`/api/sessions`, over a real socket."""
 
+import json
 import logging
 import threading
 import uuid
@@ -93,6 +94,24 @@ def test_a_fork_goes_its_own_way(client: httpx.Client) -> None:
     copy = client.post("/api/sessions/s/fork", json={"id": "copy", "up_to_item_id": items[0]["id"]})
     assert (copy.status_code, copy.json()["forked_from"]) == (201, "s")
     assert contents(client.get("/api/sessions/copy/items")) == [1]
+
+
+def test_an_export_is_stored_under_its_name_or_another(client: httpx.Client) -> None:
+    head = {"type": "session", "id": "s", "agent": "elsewhere", "actor_id": "ann", "labels": {}}
+    lines = [json.dumps(line) for line in (head, {"type": "item", "id": "i", "content": {"n": 1}})]
+    jsonl = {"Content-Type": "application/jsonl; charset=utf-8"}
+    for query, name in (({}, "s"), ({"id": "t"}, "t"), ({"id": "t"}, "t")):
+        made = client.post("/api/sessions", content="\n".join([*lines, ""]), params=query, headers=jsonl)
+        assert (made.status_code, made.json()["id"], made.json()["agent"]) == (201, name, "elsewhere")
+        assert contents(client.get(f"/api/sessions/{name}/items")) == [1]
+    for body, named in (
+        ("", "line 1"),
+        (f"{lines[0]}\n{{}}", "line 2"),
+        (f"{lines[0]}\n".encode() + b"\xff", "line 2"),
+    ):
+        refused = client.post("/api/sessions", content=body, params={"id": "u"}, headers=jsonl)
+        assert (refused.status_code, refused.json()["code"], refused.json()["field"]) == (422, "invalid_import", named)
+    assert client.get("/api/sessions/u").status_code == 404
 
 
 def test_while_a_run_goes_on_only_reading_and_forking_are_possible(client: httpx.Client) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from outlast import AgentClient
+from outlast.client import RemoteSessionStore
 from outlast.core.errors import Conflict, Gone, InvalidRequest, NotFound, SessionBusy
 from outlast.core.records import Outcome, Request, Status
 from outlast.sessions import SessionStore
@@ -18,20 +20,23 @@ Lose = Callable[[str], AbstractContextManager[None]]
 DONE = Outcome(Status.COMPLETED, output="1")
 
 
+Sessions = SessionStore | RemoteSessionStore
+
+
 @pytest.fixture
-def sessions(store: Store) -> SessionStore:
-    return SessionStore(store)
+def sessions(store: Store, served: AgentClient | None) -> Sessions:
+    return SessionStore(store) if served is None else served.sessions
 
 
 def said(*texts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text} for text in texts]
 
 
-async def texts(sessions: SessionStore, id: str, **options: Any) -> list[Any]:
+async def texts(sessions: Sessions, id: str, **options: Any) -> list[Any]:
     return [item.content["content"] async for item in sessions.items(id, **options)]
 
 
-async def test_a_session_is_readable_as_it_was_made(sessions: SessionStore) -> None:
+async def test_a_session_is_readable_as_it_was_made(sessions: Sessions) -> None:
     made = await sessions.create("s/\u00e9", agent="support", actor_id="ann", labels={"team": "x"})
     assert await sessions.get("s/\u00e9") == made
     assert (made.agent, made.actor_id, made.labels, made.parent, made.root) == (
@@ -39,12 +44,12 @@ async def test_a_session_is_readable_as_it_was_made(sessions: SessionStore) -> N
     )  # fmt: skip
 
 
-async def test_a_session_without_id_gets_one(sessions: SessionStore) -> None:
+async def test_a_session_without_id_gets_one(sessions: Sessions) -> None:
     made = await sessions.create()
     assert (await sessions.get(made.id)).actor_id == "local"
 
 
-async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(sessions: SessionStore) -> None:
+async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(sessions: Sessions) -> None:
     made = await sessions.create("s", actor_id="ann")
     assert await sessions.create("s", actor_id="ann") == made
     with pytest.raises(Conflict, match="another agent, actor") as caught:
@@ -53,22 +58,28 @@ async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(
 
 
 @pytest.mark.parametrize("id", ["", "a\x00", "a" * 513, "\ud800", 7])
-async def test_an_impossible_name_is_refused(sessions: SessionStore, id: Any) -> None:
-    with pytest.raises(InvalidRequest):
-        await sessions.create(id)
+async def test_an_impossible_name_is_refused(sessions: Sessions, id: Any) -> None:
+    acts = (
+        sessions.create(id), sessions.get(id), sessions.append(id, []), sessions.pop(id), sessions.clear(id),
+        sessions.fork(id), sessions.update(id, labels={}), sessions.delete(id), anext(sessions.items(id)),
+    )  # fmt: skip
+    for act in acts:
+        with pytest.raises(InvalidRequest) as caught:
+            await act
+        assert caught.value.code == "invalid_session_id"
 
 
 @pytest.mark.parametrize(
     "options", [{"labels": {"a": 1}}, {"labels": {"a": None}}, {"labels": []}, {"actor_id": ""}, {"agent": "\x00"}]
 )
-async def test_bad_fields_are_refused_before_anything_is_stored(sessions: SessionStore, options: Any) -> None:
+async def test_bad_fields_are_refused_before_anything_is_stored(sessions: Sessions, options: Any) -> None:
     with pytest.raises(InvalidRequest):
         await sessions.create("s", **options)
     with pytest.raises(NotFound):
         await sessions.get("s")
 
 
-async def test_another_principal_does_not_see_a_session(store: Store, sessions: SessionStore) -> None:
+async def test_another_principal_does_not_see_a_session(store: Store, sessions: Sessions) -> None:
     await sessions.create("s")
     other = SessionStore(store, principal="bob")
     with pytest.raises(NotFound):
@@ -77,7 +88,7 @@ async def test_another_principal_does_not_see_a_session(store: Store, sessions: 
     assert [one.id async for one in other.list()] == ["s"]
 
 
-async def test_items_come_back_in_order_and_whole(sessions: SessionStore) -> None:
+async def test_items_come_back_in_order_and_whole(sessions: Sessions) -> None:
     await sessions.create("s")
     first = await sessions.append("s", said("a\x00\ud800", 10**30))
     second = await sessions.append("s", said("c"))
@@ -86,7 +97,7 @@ async def test_items_come_back_in_order_and_whole(sessions: SessionStore) -> Non
     assert await texts(sessions, "s") == ["a\x00\ud800", 10**30, "c"]
 
 
-async def test_items_are_read_both_ways_from_any_position(sessions: SessionStore) -> None:
+async def test_items_are_read_both_ways_from_any_position(sessions: Sessions) -> None:
     await sessions.create("s")
     await sessions.append("s", said(*range(250)))
     assert await texts(sessions, "s") == list(range(250))
@@ -96,14 +107,14 @@ async def test_items_are_read_both_ways_from_any_position(sessions: SessionStore
     assert await texts(sessions, "s", limit=0) == []
 
 
-async def test_large_items_do_not_cut_a_reading_short(sessions: SessionStore) -> None:
+async def test_large_items_do_not_cut_a_reading_short(sessions: Sessions) -> None:
     await sessions.create("s")
     await sessions.append("s", said(*("x" * 400_000 for _ in range(8))))
     assert len(await texts(sessions, "s")) == 8
     assert len(await texts(sessions, "s", limit=7)) == 7
 
 
-async def test_an_append_with_a_key_happens_once(sessions: SessionStore) -> None:
+async def test_an_append_with_a_key_happens_once(sessions: Sessions) -> None:
     await sessions.create("s")
     first, *again = await asyncio.gather(*(sessions.append("s", said("a", "b"), key="k") for _ in range(5)))
     assert all(list(one) == list(first) for one in again)
@@ -111,7 +122,7 @@ async def test_an_append_with_a_key_happens_once(sessions: SessionStore) -> None
 
 
 @pytest.mark.parametrize("other", [said("a"), said("a", "c"), said("a", "b", "c")])
-async def test_a_key_that_was_used_for_other_items_is_a_conflict(sessions: SessionStore, other: Any) -> None:
+async def test_a_key_that_was_used_for_other_items_is_a_conflict(sessions: Sessions, other: Any) -> None:
     await sessions.create("s")
     await sessions.append("s", said("a", "b"), key="k")
     with pytest.raises(Conflict) as caught:
@@ -121,7 +132,7 @@ async def test_a_key_that_was_used_for_other_items_is_a_conflict(sessions: Sessi
 
 
 @pytest.mark.parametrize("bad", [[*said("a"), 7], [*said("a"), {"x": float("nan")}], [*said("a"), {"x": object()}]])
-async def test_a_bad_item_leaves_nothing_of_its_append(sessions: SessionStore, bad: Any) -> None:
+async def test_a_bad_item_leaves_nothing_of_its_append(sessions: Sessions, bad: Any) -> None:
     await sessions.create("s")
     with pytest.raises((InvalidRequest, ValueError)):
         await sessions.append("s", bad)
@@ -129,7 +140,7 @@ async def test_a_bad_item_leaves_nothing_of_its_append(sessions: SessionStore, b
     await sessions.append("s", said("after"))
 
 
-async def test_appends_of_two_processes_are_put_in_one_order(store_url: str, sessions: SessionStore) -> None:
+async def test_appends_of_two_processes_are_put_in_one_order(store_url: str, sessions: Sessions) -> None:
     await sessions.create("s")
     other = await Store.open(store_url)
     two = SessionStore(other)
@@ -141,12 +152,12 @@ async def test_appends_of_two_processes_are_put_in_one_order(store_url: str, ses
     await other.close()
 
 
-async def test_an_append_to_nothing_is_refused(sessions: SessionStore) -> None:
+async def test_an_append_to_nothing_is_refused(sessions: Sessions) -> None:
     with pytest.raises(NotFound):
         await sessions.append("s", said("a"))
 
 
-async def test_pop_takes_the_last_item_and_its_position_is_not_given_again(sessions: SessionStore) -> None:
+async def test_pop_takes_the_last_item_and_its_position_is_not_given_again(sessions: Sessions) -> None:
     await sessions.create("s")
     await sessions.append("s", said("a", "b"))
     popped = await sessions.pop("s")
@@ -156,12 +167,12 @@ async def test_pop_takes_the_last_item_and_its_position_is_not_given_again(sessi
     assert await texts(sessions, "s") == ["a", "c"]
 
 
-async def test_pop_of_an_empty_session_is_none(sessions: SessionStore) -> None:
+async def test_pop_of_an_empty_session_is_none(sessions: Sessions) -> None:
     await sessions.create("s")
     assert await sessions.pop("s") is None
 
 
-async def test_clear_removes_every_item_and_the_session_goes_on(sessions: SessionStore) -> None:
+async def test_clear_removes_every_item_and_the_session_goes_on(sessions: Sessions) -> None:
     await sessions.create("s")
     await sessions.append("s", said("a", "b"))
     assert await sessions.clear("s") == 2
@@ -170,7 +181,7 @@ async def test_clear_removes_every_item_and_the_session_goes_on(sessions: Sessio
     assert await texts(sessions, "s") == ["c"]
 
 
-async def test_a_fork_is_a_snapshot_up_to_an_item(sessions: SessionStore) -> None:
+async def test_a_fork_is_a_snapshot_up_to_an_item(sessions: Sessions) -> None:
     await sessions.create("s", actor_id="ann", agent="support")
     items = await sessions.append("s", said("a", "b", "c"))
     whole = await sessions.fork("s", "whole")
@@ -184,7 +195,7 @@ async def test_a_fork_is_a_snapshot_up_to_an_item(sessions: SessionStore) -> Non
     assert (part.forked_from, part.labels, whole.labels) == ("s", {"try": "2"}, {})
 
 
-async def test_the_same_fork_again_is_the_same_session(sessions: SessionStore) -> None:
+async def test_the_same_fork_again_is_the_same_session(sessions: Sessions) -> None:
     await sessions.create("s")
     await sessions.append("s", said("a"))
     copy = await sessions.fork("s", "copy")
@@ -196,7 +207,7 @@ async def test_the_same_fork_again_is_the_same_session(sessions: SessionStore) -
         await sessions.fork("s", "copy2", up_to_item_id="nothing")
 
 
-async def test_children_know_their_root_and_have_the_actor_of_their_parent(sessions: SessionStore) -> None:
+async def test_children_know_their_root_and_have_the_actor_of_their_parent(sessions: Sessions) -> None:
     await sessions.create("root", actor_id="ann")
     child = await sessions.create("child", parent="root")
     grandchild = await sessions.create("grandchild", parent="child")
@@ -210,7 +221,7 @@ async def test_children_know_their_root_and_have_the_actor_of_their_parent(sessi
         await sessions.create("orphan", parent="nobody")
 
 
-async def test_a_parent_is_deleted_with_its_descendants_or_not_at_all(sessions: SessionStore) -> None:
+async def test_a_parent_is_deleted_with_its_descendants_or_not_at_all(sessions: Sessions) -> None:
     await sessions.create("root")
     await sessions.create("child", parent="root")
     await sessions.create("grandchild", parent="child")
@@ -223,7 +234,7 @@ async def test_a_parent_is_deleted_with_its_descendants_or_not_at_all(sessions: 
 
 
 async def test_a_deleted_session_takes_its_runs_along_and_may_begin_anew(
-    store: Store, sessions: SessionStore, make_request: Make
+    store: Store, sessions: Sessions, make_request: Make
 ) -> None:
     request = make_request("s")
     run = (await store.accept(request, lease=True)).invocation
@@ -238,7 +249,7 @@ async def test_a_deleted_session_takes_its_runs_along_and_may_begin_anew(
 
 
 async def test_while_a_run_is_not_final_nothing_changes_the_items(
-    store: Store, sessions: SessionStore, make_request: Make
+    store: Store, sessions: Sessions, make_request: Make
 ) -> None:
     await sessions.create("s", agent="a")
     await sessions.append("s", said("before"), key="k")
@@ -290,7 +301,7 @@ async def test_a_fork_while_a_run_goes_on_ends_with_a_whole_step(
     await sessions.append("during", [USER])
 
 
-async def test_lists_are_filtered_and_paged_newest_first(sessions: SessionStore) -> None:
+async def test_lists_are_filtered_and_paged_newest_first(sessions: Sessions) -> None:
     for number in range(7):
         await sessions.create(f"s{number}", actor_id="ann" if number % 2 else "bob", labels={"n": str(number)})
     assert [one.id async for one in sessions.list(actor_id="ann")] == ["s5", "s3", "s1"]
@@ -303,7 +314,7 @@ async def test_lists_are_filtered_and_paged_newest_first(sessions: SessionStore)
         await sessions.page(limit=0)
 
 
-async def test_labels_are_set_and_removed(sessions: SessionStore) -> None:
+async def test_labels_are_set_and_removed(sessions: Sessions) -> None:
     await sessions.create("s", labels={"a": "1", "b": "2"})
     assert (await sessions.update("s", labels={"a": None, "c": "3"})).labels == {"b": "2", "c": "3"}
     with pytest.raises(NotFound):
@@ -311,14 +322,14 @@ async def test_labels_are_set_and_removed(sessions: SessionStore) -> None:
 
 
 async def test_the_activity_of_a_session_is_that_of_its_last_run(
-    store: Store, sessions: SessionStore, make_request: Make
+    store: Store, sessions: Sessions, make_request: Make
 ) -> None:
     run = (await store.accept(make_request("s"), lease=True)).invocation
     finished = await store.finish(run.number, run.epoch, run.session_number, DONE)
     assert (await sessions.get("s")).last_activity == finished.finished_at
 
 
-async def test_an_export_can_be_imported_under_another_name(sessions: SessionStore) -> None:
+async def test_an_export_can_be_imported_under_another_name(sessions: Sessions) -> None:
     await sessions.create("s", agent="support", actor_id="ann", labels={"a": "1"})
     await sessions.append("s", said("a\u2028\n", "\ud800"))
     lines = [line async for line in sessions.export("s")]
@@ -329,6 +340,14 @@ async def test_an_export_can_be_imported_under_another_name(sessions: SessionSto
     assert await sessions.import_(lines, id="copy") == copy
     await sessions.append("copy", said("b"))
     assert await texts(sessions, "copy") == ["a\u2028\n", "\ud800", "b"]
+
+
+async def test_an_export_can_be_imported_as_it_comes_or_as_one_text(sessions: Sessions) -> None:
+    await sessions.create("s")
+    await sessions.append("s", said("a\u2028\n", "\ud800"))
+    await sessions.import_(sessions.export("s"), id="streamed")
+    await sessions.import_("\n".join([line async for line in sessions.export("s")]), id="text")
+    assert await texts(sessions, "streamed") == await texts(sessions, "text") == ["a\u2028\n", "\ud800"]
 
 
 HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
@@ -347,15 +366,13 @@ HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", 
         ([HEAD.replace('"a"', "7")], "`agent`"),
     ],
 )
-async def test_a_bad_import_names_its_line_and_stores_nothing(
-    sessions: SessionStore, lines: list[str], named: str
-) -> None:
+async def test_a_bad_import_names_its_line_and_stores_nothing(sessions: Sessions, lines: list[str], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         await sessions.import_(lines)
     assert [one async for one in sessions.list()] == []
 
 
-CHANGES: dict[str, tuple[Callable[[SessionStore], Awaitable[Any]], list[Any]]] = {
+CHANGES: dict[str, tuple[Callable[[Sessions], Awaitable[Any]], list[Any]]] = {
     "create": (lambda sessions: sessions.create("other"), ["a", "b"]),
     "label": (lambda sessions: sessions.update("s", labels={"x": "y"}), ["a", "b"]),
     "append": (lambda sessions: sessions.append("s", said("c")), ["a", "b", "c"]),
@@ -368,7 +385,7 @@ CHANGES: dict[str, tuple[Callable[[SessionStore], Awaitable[Any]], list[Any]]] =
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
-    sessions: SessionStore, lost_once: Lose, change: str, moment: str
+    sessions: Sessions, lost_once: Lose, change: str, moment: str
 ) -> None:
     await sessions.create("s")
     await sessions.append("s", said("a", "b"))
@@ -384,7 +401,7 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
 
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 async def test_a_deletion_whose_commit_has_an_unknown_outcome_succeeds(
-    sessions: SessionStore, lost_once: Lose, moment: str
+    sessions: Sessions, lost_once: Lose, moment: str
 ) -> None:
     await sessions.create("s")
     with lost_once(f"session.delete.{moment}"):

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from outlast import Agent, open_store
+from outlast import Agent, AgentClient, open_store
 from outlast.adapters import MEMORY_TOOLS
+from outlast.client import RemoteMemoryStore
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, StoreError
 from outlast.sessions import MemoryStore, SessionStore
 from outlast.sessions.memory import MAX_CONTENT
@@ -21,16 +22,19 @@ pytestmark = pytest.mark.anyio
 Lose = Callable[[str], AbstractContextManager[None]]
 
 
+Memories = MemoryStore | RemoteMemoryStore
+
+
 @pytest.fixture
-def memory(store: Store) -> MemoryStore:
-    return MemoryStore(store)
+def memory(store: Store, served: AgentClient | None) -> Memories:
+    return MemoryStore(store) if served is None else served.memory
 
 
-async def found(memory: MemoryStore, text: str, **options: Any) -> list[str]:
+async def found(memory: Memories, text: str, **options: Any) -> list[str]:
     return [one.memory.path for one in await memory.search(text, **options)]
 
 
-async def test_a_memory_is_readable_as_it_was_stored(memory: MemoryStore) -> None:
+async def test_a_memory_is_readable_as_it_was_stored(memory: Memories) -> None:
     added = await memory.add("notes/a b.md", "likes tea\x00\ud800", actor_id="ann")
     assert await memory.get("notes/a b.md", actor_id="ann") == added
     assert (added.content, added.actor_id, added.session_id) == ("likes tea\x00\ud800", "ann", None)
@@ -38,7 +42,7 @@ async def test_a_memory_is_readable_as_it_was_stored(memory: MemoryStore) -> Non
         await memory.get("notes/a b.md")
 
 
-async def test_add_refuses_a_path_that_exists_and_update_one_that_does_not(memory: MemoryStore) -> None:
+async def test_add_refuses_a_path_that_exists_and_update_one_that_does_not(memory: Memories) -> None:
     await memory.add("a", "one")
     with pytest.raises(Conflict) as caught:
         await memory.add("a", "two")
@@ -49,7 +53,7 @@ async def test_add_refuses_a_path_that_exists_and_update_one_that_does_not(memor
     assert (await memory.put("b", "four")).content == "four"
 
 
-async def test_appends_of_many_are_all_there(memory: MemoryStore, store_url: str) -> None:
+async def test_appends_of_many_are_all_there(memory: Memories, store_url: str) -> None:
     other = await Store.open(store_url)
     two = MemoryStore(other)
     await asyncio.gather(*(one.put("log", "x", append=True) for one in (memory, two) for _ in range(20)))
@@ -57,7 +61,7 @@ async def test_appends_of_many_are_all_there(memory: MemoryStore, store_url: str
     await other.close()
 
 
-async def test_an_append_with_a_key_happens_once(memory: MemoryStore) -> None:
+async def test_an_append_with_a_key_happens_once(memory: Memories) -> None:
     for _ in range(3):
         await memory.put("log", "x", append=True, key="k")
     assert (await memory.get("log")).content == "x"
@@ -74,9 +78,17 @@ async def test_a_key_is_refused_for_another_change(memory: MemoryStore) -> None:
     assert (await memory.put("other", "y", key="k")).content == "y"
 
 
+async def test_a_change_with_a_key_is_made_once_whatever_came_between(memory: Memories) -> None:
+    added = await memory.add("a", "one", key="first")
+    assert await memory.add("a", "one", key="first") == added
+    await memory.update("a", "two", key="second")
+    three = await memory.put("a", "three")
+    assert await memory.update("a", "two", key="second") == three
+
+
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
-    memory: MemoryStore, lost_once: Lose, moment: str
+    memory: Memories, lost_once: Lose, moment: str
 ) -> None:
     with lost_once(f"memory.{moment}"):
         await memory.add("log", "x")
@@ -88,7 +100,7 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
     assert await memory.list() == []
 
 
-async def test_a_put_that_meets_a_removal_stores(memory: MemoryStore, store_url: str) -> None:
+async def test_a_put_that_meets_a_removal_stores(memory: Memories, store_url: str) -> None:
     other = await Store.open(store_url)
 
     async def remove() -> None:
@@ -100,7 +112,7 @@ async def test_a_put_that_meets_a_removal_stores(memory: MemoryStore, store_url:
     assert [one.content for one in stored if one is not None] == ["x"] * 200
 
 
-async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store, memory: MemoryStore) -> None:
+async def test_actors_sessions_and_principals_do_not_see_each_other(store: Store, memory: Memories) -> None:
     await memory.put("a", "tea")
     await memory.put("a", "coffee", session_id="s")
     await memory.put("a", "milk", actor_id="ann")
@@ -131,7 +143,7 @@ async def test_what_is_kept_for_a_session_goes_with_it(
     assert [one.session_id for one in await bob.list()] == ["s"]
 
 
-async def test_memories_are_listed_by_the_beginning_of_their_path(memory: MemoryStore) -> None:
+async def test_memories_are_listed_by_the_beginning_of_their_path(memory: Memories) -> None:
     for path in ("notes/b", "notes/a", "note%", "n_tes", "other"):
         await memory.put(path, "x")
     assert [one.path for one in await memory.list(path_prefix="notes/")] == ["notes/a", "notes/b"]
@@ -165,7 +177,7 @@ async def test_a_long_list_is_read_in_parts_in_the_order_of_code_points(memory: 
     assert [one.path for one in await memory.list(session_id="s", after=("B", None))] == ["B", "a b"]
 
 
-async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: MemoryStore) -> None:
+async def test_words_are_found_in_any_form_and_the_best_comes_first(memory: Memories) -> None:
     await memory.put("one", "She runs every morning, and running makes her happy.")
     await memory.put("two", "He walks to work.")
     await memory.put("three", "Morning coffee, no sport.")
@@ -207,8 +219,9 @@ async def test_a_score_tells_nothing_of_the_memories_of_others(store: Store, mem
 
 async def test_forms_of_one_word_count_once_and_equals_come_newest_first(memory: MemoryStore) -> None:
     await memory.put("one", "she runs")
-    await memory.put("two", "tea")
-    await memory.put("one", ", again", append=True)
+    two = await memory.put("two", "tea")
+    while (await memory.put("one", ", again", append=True)).updated_at == two.updated_at:
+        """Both in one millisecond: then neither is the newer one."""
     for query in ("run tea", "run tea running RUNS", "tea runs running"):
         assert await scores(memory, query) == {"one": 1, "two": 1}
         assert await found(memory, query) == ["one", "two"]
@@ -243,9 +256,7 @@ async def test_the_longest_query_of_different_words_finds(memory: MemoryStore, l
         ("\u3059\u3057", {"food"}),
     ],
 )
-async def test_chinese_and_japanese_are_found_by_two_characters(
-    memory: MemoryStore, query: str, paths: set[str]
-) -> None:
+async def test_chinese_and_japanese_are_found_by_two_characters(memory: Memories, query: str, paths: set[str]) -> None:
     await memory.put("tokyo", "\u6771\u4eac\u306b\u4f4f\u3093\u3067\u3044\u307e\u3059")
     await memory.put("kyoto", "\u4eac\u90fd\u306e\u5bff\u53f8")
     await memory.put("food", "likes sushi (\u3059\u3057)")
@@ -270,7 +281,7 @@ async def test_chinese_and_japanese_are_found_by_two_characters(
     ],
 )
 async def test_accents_and_widths_make_no_difference_and_marks_that_change_a_kana_do(
-    memory: MemoryStore, query: str, paths: set[str]
+    memory: Memories, query: str, paths: set[str]
 ) -> None:
     await memory.put("cafe", "a caf\u00e9 in some Stra\u00dfe")
     await memory.put("istanbul", "Istanbul")
@@ -283,7 +294,7 @@ async def test_accents_and_widths_make_no_difference_and_marks_that_change_a_kan
 
 
 @pytest.mark.parametrize("length", [2047, 2048, 3000, 60_000])
-async def test_a_very_long_word_hides_no_other_and_is_found(memory: MemoryStore, length: int) -> None:
+async def test_a_very_long_word_hides_no_other_and_is_found(memory: Memories, length: int) -> None:
     await memory.put("a", f"apple {'m' * length} zebra")
     for query in ("apple", "m" * length, "zebra", f"{'q' * length} apple"):
         assert await found(memory, query) == ["a"]
@@ -296,7 +307,7 @@ async def test_a_very_long_word_hides_no_other_and_is_found(memory: MemoryStore,
     ["it's", "gateway/run.py", "user@host", "e=mc2", "#tag", "50%", "C++", "tag AND", "NEAR(tag)", '"unclosed tag', "-tag",
      "tag*", "^tag", "words:tag", "tag:*", "'; DROP TABLE tag", "tag " * 2500, "TAG\x00\ud800"],
 )  # fmt: skip
-async def test_no_character_of_a_query_is_an_operator(memory: MemoryStore, query: str) -> None:
+async def test_no_character_of_a_query_is_an_operator(memory: Memories, query: str) -> None:
     await memory.put("it", "it's in gateway/run.py, ask user@host: e=mc2 #tag 50% (C++)")
     await memory.put("other", "nothing here")
     assert await found(memory, query) == ["it"]
@@ -304,13 +315,14 @@ async def test_no_character_of_a_query_is_an_operator(memory: MemoryStore, query
 
 # BR-66
 @pytest.mark.parametrize("query", ["a AND", "NEAR(", "/", "*", "col:x", "", " ", '"', "\\", "&|!", "\x00"])
-async def test_what_is_in_no_memory_finds_none(memory: MemoryStore, query: str) -> None:
+async def test_what_is_in_no_memory_finds_none(memory: Memories, query: str) -> None:
     await memory.put("it", "it's in gateway/run.py")
     assert await found(memory, query) == []
 
 
 # BR-66
-async def test_a_search_that_fails_is_an_error_and_not_nothing(memory: MemoryStore, store_url: str) -> None:
+async def test_a_search_that_fails_is_an_error_and_not_nothing(store: Store, store_url: str) -> None:
+    memory = MemoryStore(store)
     await memory.put("it", "tag")
     with create_engine(store_url, poolclass=NullPool).begin() as connection:
         connection.exec_driver_sql(f"DROP TABLE {'' if store_url.startswith('sqlite') else 'outlast.'}memory_words")
@@ -318,7 +330,7 @@ async def test_a_search_that_fails_is_an_error_and_not_nothing(memory: MemorySto
         await memory.search("tag")
 
 
-async def test_what_was_changed_or_removed_is_found_no_more(memory: MemoryStore) -> None:
+async def test_what_was_changed_or_removed_is_found_no_more(memory: Memories) -> None:
     await memory.put("a", "tea")
     await memory.put("a", "coffee")
     assert (await found(memory, "tea"), await found(memory, "coffee")) == ([], ["a"])
@@ -328,7 +340,7 @@ async def test_what_was_changed_or_removed_is_found_no_more(memory: MemoryStore)
         await memory.delete("a")
 
 
-async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory: MemoryStore) -> None:
+async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory: Memories) -> None:
     await memory.put("words", " ".join(f"w{number}" for number in range(MAX_CONTENT // 8))[:MAX_CONTENT])
     characters = [chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_CONTENT)]
     await memory.put("cjk", "".join(characters))
@@ -339,7 +351,7 @@ async def test_the_longest_memory_is_stored_and_found_whatever_its_script(memory
     assert caught.value.code == "memory_too_large"
 
 
-async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
+async def test_the_longest_names_are_stored(memory: Memories) -> None:
     path, actor = ("".join(chr(0x4E00 + (start + number * 7919) % 20_000) for number in range(415)) for start in (0, 9))
     await memory.put(path, "x", actor_id=actor)
     assert (await memory.get(path, actor_id=actor)).content == "x"
@@ -362,10 +374,12 @@ async def test_the_longest_names_are_stored(memory: MemoryStore) -> None:
         (lambda memory: memory.search("a", limit="5"), "limit"),
         (lambda memory: memory.put("a", "x", session_id="\x00"), "session_id"),
         (lambda memory: memory.search("a", limit=0), "limit"),
+        (lambda memory: memory.list(limit="5"), "limit"),
+        (lambda memory: memory.list(limit=1001), "limit"),
         (lambda memory: memory.search("a", limit=101), "limit"),
     ],
 )
-async def test_bad_requests_are_refused_and_named(memory: MemoryStore, act: Any, field: str) -> None:
+async def test_bad_requests_are_refused_and_named(memory: Memories, act: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await act(memory)
     assert caught.value.field == field

@@ -6,6 +6,7 @@ import pytest
 
 psycopg = pytest.importorskip("psycopg")
 
+from outlast.core.errors import StoreError
 from outlast.core.records import Outcome, Request, Status
 from outlast.store import Store
 from outlast.store.postgres import PostgresConnection
@@ -89,6 +90,20 @@ async def test_connections_that_the_server_ended_while_idle_are_replaced(postgre
         assert admin.execute("SELECT count(pg_terminate_backend(pid)) " + others).fetchone() >= (2,)
     second = (await store.accept(make_request(), lease=False)).invocation
     assert await store.read.invocation(second.principal, second.id)
+    await store.close()
+
+
+async def test_what_is_too_large_for_the_database_fails_alone(
+    postgres_url: str, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends the connection instead, and the same would be sent again for ever."""
+    monkeypatch.setattr("outlast.store.postgres.MAX_PARAMETER_BYTES", 10_000)
+    store = await Store.open(postgres_url)
+    accepted = [store.accept(make_request(input="x" * size), lease=False) for size in (1, 20_000, 1)]
+    assert (await accepted[0]).created
+    with pytest.raises(StoreError):
+        await accepted[1]
+    assert (await accepted[2]).created
     await store.close()
 
 

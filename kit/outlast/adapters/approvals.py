@@ -74,9 +74,9 @@ class Question:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def about(cls, call: ToolCall, **details: Any) -> "Question":
+    def about(cls, call: ToolCall) -> "Question":
         """Ask about a call, under the key that it has in the journal."""
-        return cls(call.key, call.arguments, name=call.name, call_id=call.call_id, details=details)
+        return cls(call.key, call.arguments, name=call.name, call_id=call.call_id)
 
 
 def parse(value: Any) -> list[Decision]:
@@ -93,7 +93,7 @@ def parse(value: Any) -> list[Decision]:
 def _decision(value: Any) -> Decision:
     if not isinstance(value, Mapping) or not isinstance(value.get("id"), str):
         raise refuse("a decision without an id", EXPECTED)
-    if value.get("type") not in set(DecisionType):
+    if not isinstance(value.get("type"), str) or value["type"] not in set(DecisionType):
         raise refuse(f"a decision of the type {value.get('type')!r}", EXPECTED)
     if unknown := set(value) - {"id", "type", "arguments", "message"}:
         raise refuse(f"a decision with {sorted(map(str, unknown))}", EXPECTED)

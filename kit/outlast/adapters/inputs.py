@@ -73,7 +73,7 @@ def _message(item: Any) -> InputMessage:
     if not isinstance(item, Mapping):
         raise refuse(f"a message of type {type(item).__name__}")
     role = item.get("role", "user")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise refuse(f"the role {role!r}")
     if "content" not in item:
         raise refuse("a message without content")

@@ -32,8 +32,13 @@ class StoredItems:
             found += page
         return cls(scope, last, found)
 
-    def has(self, id: str) -> bool:
-        return any(one.id == id for one in self.stored)
+    def refuse_known(self, ids: Iterable[str]) -> None:
+        """Raise RunFailed for an id that is in the history, or twice among these: the store keeps the first only."""
+        known = {one.id for one in self.stored}
+        for id in ids:
+            if id in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
+            known.add(id)
 
     def add(self, contents: Sequence[tuple[str, Any]], *, number: int) -> list[Part]:
         """Return the parts of a write that stores items at the end, and count them in. `number` is the run's."""
@@ -88,7 +93,11 @@ class Items(StoredItems):
         return row is not None and row.status is ApprovalStatus.OPEN
 
     def append(self, messages: Sequence[tuple[str, Message]], *, number: int) -> list[Part]:
-        """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's."""
+        """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's.
+
+        Raises RunFailed for an id that is known.
+        """
+        self.refuse_known(id for id, _ in messages)
         parts = self.add([(id, message.as_json()) for id, message in messages], number=number)
         self.messages += [message for _, message in messages]
         return parts

@@ -183,6 +183,10 @@ class ToolJournal:
         """Answer a call as a person decided, without running it."""
         return await self._answered(call, await self._row(call), answer, origin="approval")
 
+    async def has(self, call: ToolCall) -> bool:
+        """Say whether there is a row of a call. Histories that came from elsewhere, or were cleaned up, have none."""
+        return await self._row(call) is not None
+
     async def rows(self) -> list[Call]:
         """Read every row of the history."""
         rows = await self._history.calls()

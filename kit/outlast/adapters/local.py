@@ -1,10 +1,12 @@
 """Durable runs in a process of the user's own: the engine with one worker and no HTTP."""
 
 import asyncio
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from outlast.engine.engine import Engine
 from outlast.engine.handlers import AgentHandlers
@@ -33,12 +35,13 @@ class _Opened:
 class LocalStore:
     """A store that is opened where it is first used: each event loop has a worker of its own on it.
 
-    Use it as `async with`, or `await close()`. A process that just ends leaves nothing behind that another process
-    could not take over.
+    Use it as `async with`, or `await close()`; used again, it is opened again. A process that just ends leaves nothing
+    behind that another process could not take over.
     """
 
     def __init__(self, url: str, settings: EngineSettings | None = None) -> None:
         self.url = url
+        self._place = _folder_of(self) if url == "memory" else url
         self._settings = settings or EngineSettings(claims=False)
         self._opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -82,10 +85,20 @@ class LocalStore:
     async def _open(self) -> _Opened:
         loop = asyncio.get_running_loop()
         if loop not in self._opened:
-            self._opened[loop] = _Opened(await Store.open(self.url))
+            self._opened[loop] = _Opened(await Store.open(self._place))
         return self._opened[loop]
 
 
+def _folder_of(store: LocalStore) -> str:
+    """Return the URL of a file that is deleted with a store: `memory`, for all event loops of the store."""
+    folder = tempfile.mkdtemp(prefix="outlast-")
+    finalize(store, shutil.rmtree, folder, ignore_errors=True)
+    return f"sqlite:///{folder}/state.db"
+
+
 def open_store(url: str = DEFAULT_URL) -> LocalStore:
-    """Return the store at a URL: `sqlite:///file.db`, `postgresql://…`, or `memory` for tests."""
+    """Return the store at a URL: `sqlite:///file.db`, `postgresql://…`, or `memory` for tests.
+
+    Without one it is the file `.outlast/state.db` below the current folder, whatever OUTLAST_STORE says.
+    """
     return LocalStore(url)

@@ -85,7 +85,10 @@ class DurableAgent(ABC):
         )
 
     def session(self, id: str, *, store: LocalStore | str | None = None) -> ChatSession:
-        """Return a conversation with this agent in this process, without a server."""
+        """Return a conversation with this agent in this process, without a server.
+
+        `store` is what `open_store` returns, or its URL. Raises InvalidRequest for an id that cannot name a session.
+        """
         return ChatSession(self, id, store)
 
     async def entered(
@@ -109,7 +112,10 @@ class DurableAgent(ABC):
         return await (recover_resume(turn) if context.kind is Kind.RESUME else recover_message(turn))
 
     async def _cancelled(self, context: InvocationContext) -> None:
-        await (await self._turn(context)).close(CANCELLED)
+        turn = await self._turn(context)
+        # A run that had not begun leaves what an earlier one left, and what that asked a person.
+        if context.kind is Kind.RESUME or await turn.has_input():
+            await turn.close(CANCELLED)
 
     async def resume_refused(self, error: AgentResumeError) -> None:  # noqa: B027 - most do not listen
         """Hear that a resume was refused before it became a run."""

@@ -1,9 +1,11 @@
 """One attempt as an adapter sees it."""
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from outlast.adapters.events import Event, EventWriter, LogSummary, summarise
 from outlast.adapters.history import Checkpoint, History, PendingWrite
@@ -16,6 +18,17 @@ from outlast.store import checkpoints, journal
 T = TypeVar("T")
 
 
+EFFECT = "effect:"
+"""Begins the keys of side effects that are no tool calls."""
+
+
+class Place(NamedTuple):
+    """A place in the execution of a run. `name` is the same in every attempt; `entry` tells entries of one attempt apart."""
+
+    name: str
+    entry: int = 1
+
+
 class Run:
     """The context of an attempt with what adapters build on it: the history, the tool journal, the events."""
 
@@ -24,6 +37,16 @@ class Run:
         self.history = History.of_run(context)
         self.events = EventWriter(context, summary)
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
+        self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
+        """Where the calling code runs, as the framework names it."""
+        self._counts: Counter[tuple[Place, str]] = Counter()
+
+    def effect_key(self, name: str, arguments: str) -> str:
+        """Name a side effect by where it happens, what it is of, and which of its kind it is there."""
+        place = self.place()
+        what = f"{name}:{hashlib.sha256(arguments.encode()).hexdigest()}"
+        self._counts[place, what] += 1
+        return f"{EFFECT}{place.name}:{what}:{self._counts[place, what]}"
 
     @classmethod
     async def of(cls, context: InvocationContext, *, rerun_safe: Collection[str] = ()) -> "Run":

@@ -1,14 +1,15 @@
 """A conversation with an agent in this process: `run`, `stream`, `resume`, each durable like a server's runs."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from outlast.adapters.local import Agent, LocalStore, open_store
-from outlast.core import jsontext
+from outlast.core import ids, jsontext
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound, RunFailed, SessionBusy
-from outlast.core.portal import portal
+from outlast.core.portal import Blocking, blocking, iterating, portal
 from outlast.core.records import Invocation, Kind, OnActive, Request, Status
 from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint
@@ -34,7 +35,7 @@ class ChatSession:
     """One conversation. Get it from `agent.session(id)`."""
 
     def __init__(self, agent: ResumableAgent, id: str, store: LocalStore | str | None) -> None:
-        self.id = id
+        self.id = ids.session_id(id)
         self._agent = agent
         self._local = store if isinstance(store, LocalStore) else open_store(*([store] if store else []))
 
@@ -47,7 +48,7 @@ class ChatSession:
         """Run the agent on a message and return its reply.
 
         Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
-        failed. The same `id` again returns the same run.
+        failed. The same `id`, a UUID, again returns the same run.
         """
         return reply_of(await self._ended(self.stream(message, id=id, wait=wait)))
 
@@ -56,6 +57,7 @@ class ChatSession:
 
         Leaving the iteration early does not stop the run.
         """
+        id = None if id is None else ids.invocation_id(id)
         engine = await self._local.engine(self._agent)
         if id is None or not await _is_over(engine, id):
             id = id or str(uuid.uuid4())
@@ -68,8 +70,9 @@ class ChatSession:
     async def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
         """Go on where the session was interrupted and return the reply.
 
-        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy
-        and RunFailed as `run` does.
+        `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run
+        whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy and
+        RunFailed as `run` does.
         """
         return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait)))
 
@@ -94,9 +97,18 @@ class ChatSession:
             yield event
 
     async def resume_point(self) -> ResumePoint | None:
-        """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing."""
+        """Return how the session was interrupted, or None. Reads only: it starts nothing and writes nothing.
+
+        Raises SessionBusy while a living worker has a run of it.
+        """
+        store = await self._local.store()
+        if await self._is_running(store):
+            # A takeover may happen between two reads.
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            if await self._is_running(store):
+                raise SessionBusy(f"session {self.id!r} is running")
         try:
-            return await self._agent.require_session_resume_point(await self._local.store(), PRINCIPAL, self.id)
+            return await self._agent.require_session_resume_point(store, PRINCIPAL, self.id)
         except AgentResumeError:
             return None
 
@@ -140,7 +152,7 @@ class ChatSession:
         """
         held, give_up = 0, asyncio.get_running_loop().time() + wait
         while (found := await self._unfinished(engine.store)) is not None:
-            if found.status is Status.QUEUED and found.attempt > 0:
+            if _is_left(found):
                 if keep in (None, found.id):
                     return found
                 await engine.cancel(PRINCIPAL, found.id)
@@ -153,6 +165,10 @@ class ChatSession:
                 raise SessionBusy(f"session {self.id!r} is running")
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return None
+
+    async def _is_running(self, store: Store) -> bool:
+        run = await self._unfinished(store)
+        return run is not None and not _is_left(run) and await _is_held(store, run)
 
     async def _unfinished(self, store: Store) -> Invocation | None:
         """Return the oldest run of the session that is not final."""
@@ -171,36 +187,20 @@ class ChatSession:
         return end
 
 
-class SyncChatSession:
+class SyncChatSession(Blocking[ChatSession]):
     """A conversation for code without asyncio; every method blocks."""
 
-    def __init__(self, session: ChatSession) -> None:
-        self._session = session
-
-    def run(self, message: Any, *, id: str | None = None, wait: float = 0) -> Reply:
-        return portal().call(self._session.run(message, id=id, wait=wait))
-
-    def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream(message, id=id, wait=wait))
-
-    def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
-        return portal().call(self._session.resume(agent=agent, wait=wait))
-
-    def stream_resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream_resume(agent=agent, wait=wait))
-
-    def resume_point(self) -> ResumePoint | None:
-        return portal().call(self._session.resume_point())
-
-    def messages(self) -> list[dict[str, Any]]:
-        return portal().call(self._session.messages())
-
-    def cancel(self) -> bool:
-        return portal().call(self._session.cancel())
+    run = blocking(ChatSession.run)
+    stream = iterating(ChatSession.stream)
+    resume = blocking(ChatSession.resume)
+    stream_resume = iterating(ChatSession.stream_resume)
+    resume_point = blocking(ChatSession.resume_point)
+    messages = blocking(ChatSession.messages)
+    cancel = blocking(ChatSession.cancel)
 
     def close(self) -> None:
         """Close the session's store for code without asyncio."""
-        portal().call(self._session._local.close())
+        portal().call(self._wrapped._local.close())
 
 
 async def _is_over(engine: Engine, id: str) -> bool:
@@ -209,6 +209,11 @@ async def _is_over(engine: Engine, id: str) -> bool:
         return (await engine.get(PRINCIPAL, id)).status.final
     except NotFound:
         return False
+
+
+def _is_left(run: Invocation) -> bool:
+    """Say whether a run that began waits for somebody who goes on with it."""
+    return run.status is Status.QUEUED and run.attempt > 0
 
 
 async def _is_held(store: Store, run: Invocation) -> bool:
@@ -222,11 +227,23 @@ async def _is_held(store: Store, run: Invocation) -> bool:
     return not (here and locks.is_free(holder.lock_file or ""))
 
 
+async def _take_up(engine: Engine, run: Invocation) -> None:
+    """Go on with a run whose worker was lost while it was followed: a worker in process claims nothing by itself."""
+    if not engine.runs(run.number):
+        with contextlib.suppress(NotFound):
+            found = await engine.get(run.principal, run.id)
+            if _is_left(found):
+                await engine.adopt(found)
+
+
 async def _followed(engine: Engine, invocation: Invocation, after: int) -> AsyncIterator[dict[str, Any]]:
     with await engine.follow(invocation, after=after) as follower:
         while not follower.done:
-            for entry in await follower.next(timeout=1.0):
+            entries = await follower.next(timeout=1.0)
+            for entry in entries:
                 yield jsontext.decode(entry.text)
+            if not entries and not follower.done and not follower.closed:
+                await _take_up(engine, invocation)
             if follower.closed and not follower.done:
                 raise RunFailed("store_closed", "the store was closed while the run was going on")
         assert follower.final is not None

@@ -5,8 +5,11 @@ from typing import Any, Self
 
 import httpx
 
+from outlast.client.memory_store import RemoteMemoryStore, SyncRemoteMemoryStore
 from outlast.client.session import RemoteSession, SyncRemoteSession
+from outlast.client.session_store import RemoteSessionStore, SyncRemoteSessionStore
 from outlast.client.transport import Transport
+from outlast.core.errors import InvalidRequest
 from outlast.core.portal import portal
 
 TIMEOUT_SECONDS = 60.0
@@ -14,11 +17,12 @@ PATIENCE_SECONDS = 120.0
 
 
 class AgentClient:
-    """A client of one server. Use it as `async with`, or `await close()`.
+    """A client of one server, for one event loop. Use it as `async with`, or `await close()`.
 
     `agent` names one of several agents of the server. `timeout` is how long, in seconds, an answer may be silent (the
     server sends a sign of life every 15 s), `patience` how long a server that cannot be reached is tried again. `http` is a
-    client of your own, with its own base URL and timeouts.
+    client of your own, with its own base URL and timeouts. `sessions` and `memory` have the methods of `SessionStore` and
+    `MemoryStore`. Raises InvalidRequest for a base URL that is none.
     """
 
     def __init__(
@@ -33,9 +37,11 @@ class AgentClient:
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._owned = http is None
-        self._http = http or httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+        self._http = http or httpx.AsyncClient(base_url=_base(base_url), headers=headers, timeout=timeout)
         self._transport = Transport(self._http, patience)
         self._agent = agent
+        self.sessions = RemoteSessionStore(self._transport, agent)
+        self.memory = RemoteMemoryStore(self._transport)
 
     def session(self, id: str | None = None) -> RemoteSession:
         """Return a conversation; without an id, one whose runs do not know each other."""
@@ -65,6 +71,19 @@ class AgentClient:
         await self.close()
 
 
+def _base(url: object) -> httpx.URL:
+    """Return a base URL, checked: what is wrong in it is not waited out like a server that does not answer."""
+    try:
+        parsed = httpx.URL(str(url))
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"the base URL {url!r} cannot be read: {error}", field="base_url") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65535:
+        raise InvalidRequest(
+            f"the base URL {url!r} is not like http://127.0.0.1:8000 or https://agents.example", field="base_url"
+        )
+    return parsed
+
+
 class SyncAgentClient:
     """The same for code without asyncio; every method blocks. Use it as `with`, or `close()`."""
 
@@ -78,6 +97,8 @@ class SyncAgentClient:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._client = AgentClient(base_url, agent=agent, token=token, timeout=timeout, patience=patience)
+        self.sessions = SyncRemoteSessionStore(self._client.sessions)
+        self.memory = SyncRemoteMemoryStore(self._client.memory)
 
     def session(self, id: str | None = None) -> SyncRemoteSession:
         return self._client.session(id).sync

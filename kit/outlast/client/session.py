@@ -1,16 +1,16 @@
 """A conversation with an agent behind HTTP: the methods of one in process, and no answer is lost on the way."""
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 
+from outlast.client.session_store import session_path
 from outlast.client.sse import frames
 from outlast.client.transport import Transport
 from outlast.core.errors import SessionBusy, StoreUnavailable
-from outlast.core.portal import portal
+from outlast.core.portal import Blocking, blocking, iterating
 from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint, point_of_json
 
@@ -27,7 +27,7 @@ class RemoteSession:
         self.id = id
         self._transport, self._agent = transport, agent
 
-    async def run(self, input: Any, *, id: str | None = None, **options: Any) -> Reply:
+    async def run(self, /, input: Any, *, id: str | None = None, **options: Any) -> Reply:
         """Run the agent on an input and return its reply. `options` are fields of the request, such as `config`.
 
         A connection that breaks, and a server that restarts, are waited out. The same `id` again returns the same run.
@@ -35,7 +35,7 @@ class RemoteSession:
         """
         return reply_of(_end(await self._finished(INVOCATIONS, self._request(id, input=input, **options))))
 
-    async def stream(self, input: Any, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, /, input: Any, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Run the agent on an input and give its events, each once; the last one has the reply.
 
         Leaving the iteration early does not stop the run.
@@ -43,11 +43,11 @@ class RemoteSession:
         async for event in self._events(INVOCATIONS, self._request(id, input=input, **options)):
             yield event
 
-    async def resume(self, *, id: str | None = None, **options: Any) -> Reply:
+    async def resume(self, /, *, id: str | None = None, **options: Any) -> Reply:
         """Go on where the session was interrupted. Raises AgentResumeError when nothing can be resumed."""
         return reply_of(_end(await self._finished(f"{self._path()}/resume", self._request(id, **options))))
 
-    async def stream_resume(self, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
+    async def stream_resume(self, /, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Go on where the session was interrupted and give the events from there."""
         async for event in self._events(f"{self._path()}/resume", self._request(id, **options)):
             yield event
@@ -73,14 +73,14 @@ class RemoteSession:
 
     def _path(self) -> str:
         if self.id is None:
-            raise ValueError("without a session there is nothing to resume")
-        return f"/api/sessions/{quote(self.id, safe='')}"
+            raise ValueError("a conversation without an id cannot be resumed, looked at or cancelled")
+        return session_path(self.id)
 
     def _request(self, id: str | None, **fields: Any) -> dict[str, Any]:
         request = {"id": id or str(uuid.uuid4()), **fields}
         if "input" in fields and self.id is not None:
             request["session_id"] = self.id
-        return request if self._agent is None else {**request, "agent": self._agent}
+        return request if self._agent is None else {"agent": self._agent, **request}
 
     async def _finished(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Repeat a request until its run is final. It joins the run that it started."""
@@ -116,26 +116,12 @@ def _end(invocation: Mapping[str, Any]) -> dict[str, Any]:
     return ended(invocation["id"], invocation["status"], **fields)
 
 
-class SyncRemoteSession:
+class SyncRemoteSession(Blocking[RemoteSession]):
     """A conversation for code without asyncio; every method blocks."""
 
-    def __init__(self, session: RemoteSession) -> None:
-        self._session = session
-
-    def run(self, input: Any, *, id: str | None = None, **options: Any) -> Reply:
-        return portal().call(self._session.run(input, id=id, **options))
-
-    def stream(self, input: Any, *, id: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream(input, id=id, **options))
-
-    def resume(self, *, id: str | None = None, **options: Any) -> Reply:
-        return portal().call(self._session.resume(id=id, **options))
-
-    def stream_resume(self, *, id: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
-        return portal().iterate(self._session.stream_resume(id=id, **options))
-
-    def resume_point(self) -> ResumePoint | None:
-        return portal().call(self._session.resume_point())
-
-    def cancel(self) -> bool:
-        return portal().call(self._session.cancel())
+    run = blocking(RemoteSession.run)
+    stream = iterating(RemoteSession.stream)
+    resume = blocking(RemoteSession.resume)
+    stream_resume = iterating(RemoteSession.stream_resume)
+    resume_point = blocking(RemoteSession.resume_point)
+    cancel = blocking(RemoteSession.cancel)

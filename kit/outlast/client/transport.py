@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
+from outlast.core import jsontext
 from outlast.core.errors import (
     AgentResumeError,
     Conflict,
@@ -19,6 +20,11 @@ from outlast.core.errors import (
     StoreUnavailable,
 )
 
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures before anything of a request has left."""
+NOT_DONE = ("draining", "not_started")
+"""Codes of a server that has not begun to do what was asked."""
+
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
 
@@ -27,6 +33,12 @@ class ServerUnreachable(OutlastError):
     """The server did not answer for as long as the client was told to try. Repeat the request with the same id."""
 
     code = "server_unreachable"
+
+
+class AnswerLost(OutlastError):
+    """A change was sent and no answer came: it may or may not have been made. Look before you make it again."""
+
+    code = "answer_lost"
 
 
 class UnexpectedAnswer(OutlastError):
@@ -60,8 +72,12 @@ class Patience:
         await asyncio.sleep(pause)
 
 
+def _raise(error: Exception) -> None:
+    raise AnswerLost(f"no answer came, and the change may or may not have been made: {error}") from error
+
+
 class Transport:
-    """Sends requests that are safe to repeat: their ids make a repetition harmless."""
+    """Sends requests, and repeats those that are safe to repeat: ids and keys make a repetition harmless."""
 
     def __init__(self, http: httpx.AsyncClient, patience_seconds: float) -> None:
         self.http = http
@@ -70,31 +86,68 @@ class Transport:
     def patience(self) -> Patience:
         return Patience(self._patience_seconds)
 
-    async def json(self, method: str, path: str, **request: Any) -> Any:
-        """Return the JSON of an answer, None for one without a body. Raises what the problem means."""
-        patience = self.patience()
+    async def json(
+        self, method: str, path: str, *, on_lost: Callable[[Exception], None] = lambda error: None, **request: Any
+    ) -> Any:
+        """Repeat a request until it is answered. Return the JSON of the answer, None for one without a body.
+
+        `on_lost` is called when a try may have done what was asked without an answer that says so. Raises what the
+        problem means, and ServerUnreachable.
+        """
+        patience, sent = self.patience(), _written(request)
         while True:
             try:
-                answer = await self.http.request(method, path, **request)
+                answer = await self.http.request(method, path, **sent)
             except httpx.TransportError as error:
+                if not isinstance(error, NOT_SENT):
+                    on_lost(error)
                 await patience.wait(error)
                 continue
+            except UnicodeEncodeError:
+                raise InvalidRequest("a URL cannot hold lone surrogates") from None
             if (busy := _busy(answer)) is not None:
+                if answer.status_code != httpx.codes.TOO_MANY_REQUESTS and _problem(answer).get("code") not in NOT_DONE:
+                    on_lost(busy)
                 await patience.wait(busy, _retry_after(answer))
                 continue
             _refuse(answer)
             return answer.json() if answer.content else None
 
+    async def once(self, method: str, path: str, **request: Any) -> Any:
+        """Send what is not safe to repeat, and repeat it only when it was certainly not done.
+
+        Raises as `json` does, and AnswerLost.
+        """
+        return await self.json(method, path, on_lost=_raise, **request)
+
+    async def delete(self, path: str, **request: Any) -> None:
+        """Remove something. When a try was not answered and the next finds nothing, it is removed: that was asked."""
+        lost: list[Exception] = []
+        try:
+            await self.json("DELETE", path, on_lost=lost.append, **request)
+        except NotFound:
+            if not lost:
+                raise
+
     @asynccontextmanager
     async def stream(self, method: str, path: str, **request: Any) -> AsyncIterator[httpx.Response]:
         """Open one answer that is read as it comes. Raises what the problem means; nothing is repeated."""
-        async with self.http.stream(method, path, **request) as answer:
+        async with self.http.stream(method, path, **_written(request)) as answer:
             if answer.is_error:
                 await answer.aread()
                 if (busy := _busy(answer)) is not None:
                     raise busy
                 _refuse(answer)
             yield answer
+
+
+def _written(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a request with its JSON as text of ours: httpx cannot write a lone surrogate."""
+    if "json" not in request:
+        return dict(request)
+    headers = {"Content-Type": "application/json", **request.get("headers", {})}
+    sent = {name: value for name, value in request.items() if name != "json"}
+    return {**sent, "content": jsontext.encode(request["json"]), "headers": headers}
 
 
 def _busy(answer: httpx.Response) -> StoreUnavailable | None:

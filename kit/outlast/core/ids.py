@@ -1,4 +1,4 @@
-"""The two names a client chooses: the invocation id (a UUID) and the session id (any short text)."""
+"""The names a client chooses: the invocation id (a UUID), and short texts for everything else."""
 
 import re
 
@@ -28,6 +28,37 @@ def session_id(text: object) -> str:
     if _UNNAMEABLE.search(text):
         raise _bad_session("`session_id` must not hold control characters or lone surrogates")
     return text
+
+
+def name(value: object, field: str, *, code: str = InvalidRequest.code) -> str:
+    """Return `value` unchanged when it could name a session, else raise InvalidRequest with `code` and `field`."""
+    try:
+        return session_id(value)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"`{field}` must be a string of 1 to {MAX_SESSION_ID} characters without control characters",
+            code=code,
+            field=field,
+        ) from None
+
+
+def memory_path(value: object, field: str = "path") -> str:
+    """Return `value` unchanged when it can name a memory, else raise InvalidRequest (`invalid_path`)."""
+    return name(value, field, code="invalid_path")
+
+
+def memory_place(value: object, field: str = "after") -> tuple[str, str | None]:
+    """Return the path and the session of a memory unchanged, or raise InvalidRequest (`invalid_cursor`)."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InvalidRequest(f"`{field}` must be a path and a session", code="invalid_cursor", field=field)
+    return memory_path(value[0], field), None if value[1] is None else session_id(value[1])
+
+
+def limit(value: object, most: int) -> int:
+    """Return `value` unchanged when it is a number from 1 to `most`, else raise InvalidRequest (`invalid_parameter`)."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
+    return value
 
 
 def _bad_session(message: str) -> InvalidRequest:

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import cache, wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -40,3 +42,32 @@ class Portal:
 def portal() -> Portal:
     """Return the portal of this process."""
     return Portal()
+
+
+class Blocking(Generic[S]):
+    """Base of what offers methods of an `S` to code without asyncio; they are made by `blocking` and `iterating`."""
+
+    def __init__(self, wrapped: S) -> None:
+        self._wrapped = wrapped
+
+
+def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Blocking[S], P], T]:
+    """Return a method that blocks until the one of the wrapped object is done."""
+
+    @wraps(method)
+    def blocked(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return portal().call(method(self._wrapped, *args, **kwargs))
+
+    return blocked
+
+
+def iterating(
+    method: Callable[Concatenate[S, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Blocking[S], P], Iterator[T]]:
+    """Return a method that gives the items of the one of the wrapped object."""
+
+    @wraps(method)
+    def iterated(self: Blocking[S], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return portal().iterate(method(self._wrapped, *args, **kwargs))
+
+    return iterated

@@ -11,10 +11,10 @@ What a user says after open calls is kept, and the calls are answered behind it,
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, assert_never
 
+from outlast.core import times
 from outlast.core.errors import AgentResumeError
 from outlast.core.transcript import (
     CallRequest,
@@ -300,7 +300,7 @@ def point_of_json(value: Mapping[str, Any]) -> ResumePoint:
     return ResumePoint(
         ResumeKind(value["kind"]),
         tuple(CallRequest(call["id"], call["name"]) for call in value.get("unanswered_tool_calls", ())),
-        None if at is None else round(datetime.fromisoformat(at).timestamp() * 1000),
+        None if at is None else times.milliseconds(at),
         value.get("cause"),
         value.get("partial_text"),
         tuple(value.get("approvals", ())),

@@ -23,6 +23,13 @@ SHUTDOWN_GRACE_SECONDS = 2.0
 """How long a handler that is cancelled by a shutdown may clean up before its run is handed back."""
 
 
+MAX_OUTPUT_BYTES = 64 << 20
+"""Bytes of JSON text of what a run returns; a larger output fails the run."""
+
+MAX_MESSAGE = 64 << 10
+"""Characters of an error's text that are kept."""
+
+
 class Attempt:
     """Owns the lease of one invocation until it is final, handed back, or lost."""
 
@@ -214,16 +221,20 @@ class Attempt:
 
 def _outcome(value: Any, context: InvocationContext) -> Outcome:
     usage = None if context.usage is None else jsontext.encode(context.usage)
+    text = value.as_json() if isinstance(value, Interrupt) else jsontext.encode(value)
+    if (size := len(text) + len(usage or "")) > MAX_OUTPUT_BYTES:
+        raise RunFailed("output_too_large", f"an output of {size} bytes; the limit is {MAX_OUTPUT_BYTES}")
     if isinstance(value, Interrupt):
-        return Outcome(Status.INTERRUPTED, interrupt=value.as_json(), usage=usage)
-    return Outcome(Status.COMPLETED, output=jsontext.encode(value), usage=usage)
+        return Outcome(Status.INTERRUPTED, interrupt=text, usage=usage)
+    return Outcome(Status.COMPLETED, output=text, usage=usage)
 
 
 def _failed(code: str, message: str, context: InvocationContext) -> Outcome:
     usage = None
     with contextlib.suppress(Exception):
-        usage = None if context.usage is None else jsontext.encode(context.usage)
-    return Outcome.failed(code, message, usage)
+        text = None if context.usage is None else jsontext.encode(context.usage)
+        usage = None if text is None or len(text) > MAX_OUTPUT_BYTES else text
+    return Outcome.failed(code, message[:MAX_MESSAGE], usage)
 
 
 def _described(error: BaseException) -> str:

@@ -2,12 +2,13 @@
 
 import asyncio
 import hashlib
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from outlast.core import faults, jsontext
-from outlast.core.errors import EffectFailed, LeaseLost, NotJSON, OutcomeUnknown
+from outlast.core import faults, ids, jsontext
+from outlast.core.errors import EffectFailed, InvalidRequest, LeaseLost, NotJSON, OutcomeUnknown
 from outlast.core.records import Call, CallState, Invocation, Kind
 from outlast.engine.auth import RequestAuth
 from outlast.engine.threads import call
@@ -61,8 +62,8 @@ class InvocationContext:
         self._position = last_position
         self._behind: set[asyncio.Future[Any]] = set()
         self._failure: BaseException | None = None
-        self._once: dict[str, asyncio.Future[None]] = {}
-        self._loop = asyncio.get_running_loop()
+        self._once: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._closed: str | None = None
         self.cancelled = False
         """Becomes True when somebody asked the run to stop; code in threads should look at it."""
@@ -105,6 +106,8 @@ class InvocationContext:
 
     def emit_from_thread(self, event: Any) -> int:
         """The same as `emit`, for code that runs in a thread; blocks until the event is committed."""
+        if threading.get_ident() == self._thread:
+            raise RuntimeError("emit_from_thread would block the event loop for ever here; use `await context.emit(…)`")
         return asyncio.run_coroutine_threadsafe(self.emit(event), self._loop).result()
 
     def post(self, event: Any) -> int:
@@ -146,20 +149,28 @@ class InvocationContext:
         `function` may be `async def` or `def` (then it runs in a thread). When an earlier attempt finished it, its
         stored outcome is returned. Raises OutcomeUnknown when an earlier attempt died between its start and its
         outcome, and EffectFailed when it raised there. An exception of `function` in this attempt goes out as it is.
+        Raises InvalidRequest (`invalid_key`) unless the key has 1 to 512 characters and no control character.
         """
-        if (running := self._once.get(key)) is not None:
+        _check_key(key)
+        return await self.once_in(f"i{self._number}", key, function, *arguments)
+
+    async def once_in(self, scope: str, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The same for an effect of a history (`scope`), which later runs of its session know, too."""
+        if (running := self._once.get((scope, key))) is not None:
             await asyncio.wait([running])
-            return await self.once(key, function, *arguments)
-        running = self._once[key] = self._loop.create_future()
+            return await self.once_in(scope, key, function, *arguments)
+        running = self._once[scope, key] = self._loop.create_future()
         try:
-            return await self._once_started(key, function, arguments)
+            return await self._once_started(scope, key, function, arguments)
         finally:
-            del self._once[key]
+            del self._once[scope, key]
             running.set_result(None)
 
-    async def _once_started(self, key: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    async def _once_started(
+        self, scope: str, key: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
         await self.assured()
-        token, scope = uuid.uuid4().hex, f"i{self._number}"
+        token = uuid.uuid4().hex
         row = await self.journal(
             journal.started(scope=scope, key=key, token=token, call_id=None, name=key, arguments=None, position=None)
         )
@@ -232,6 +243,16 @@ def _event_text(event: Any) -> str:
     if len(text) > MAX_EVENT_BYTES:
         raise NotJSON(f"an event of {len(text)} bytes; the limit is {MAX_EVENT_BYTES}")
     return text
+
+
+def _check_key(key: str) -> None:
+    """Refuse on every database what one of them cannot hold in its index."""
+    try:
+        ids.session_id(key)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"a key of `once` has 1 to {ids.MAX_SESSION_ID} characters and no control character", code="invalid_key"
+        ) from None
 
 
 def _earlier(key: str, row: Call) -> Any:

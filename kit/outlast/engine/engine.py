@@ -171,6 +171,10 @@ class Engine:
         """Attempts that run in this process now."""
         return len(self._attempts)
 
+    def runs(self, number: int) -> bool:
+        """Say whether an attempt of an invocation runs in this process now."""
+        return number in self._attempts
+
     @property
     def stalled(self) -> bool:
         """The event loop has been blocked for so long that this worker claims nothing."""

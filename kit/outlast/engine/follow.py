@@ -139,8 +139,8 @@ class Follower:
                 self.cursor = entries[-1].position
                 return entries
             if self.topic.final is not None and self.cursor < self.topic.last:
-                # Its log was deleted meanwhile.
-                self.cursor = self.topic.last
+                # Its log was deleted meanwhile. There is no end to tell: it would say that this was all.
+                self.topic.gone = True
                 break
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:

@@ -31,7 +31,9 @@ def taken(folder: Path, worker: str) -> LockFile | None:
     try:
         return LockFile(folder, worker)
     except OSError as error:
-        logger.warning("there can be no lock file (%s); the death of this worker is noticed by its silence alone", error)
+        logger.warning(
+            "there can be no lock file (%s); the death of this worker is noticed by its silence alone", error
+        )
         return None
 
 
@@ -42,7 +44,8 @@ def is_free(path: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared, so that two who look at once do not take each other for the process.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:

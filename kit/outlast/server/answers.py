@@ -1,6 +1,7 @@
 """How the API's own routes answer, whatever app they are part of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,6 +9,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outlast.server.problems import Endpoint, answered, problem
+from outlast.wires.native import project
+
+T = TypeVar("T")
 
 JSON = "application/json"
 NO_STORE = {"Cache-Control": "no-store"}
@@ -36,6 +40,12 @@ class Methods:
 def route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
     """Return the route of a path with its endpoints by method."""
     return Route(path, Methods(endpoints), include_in_schema=False)
+
+
+def page_answer(found: Sequence[T], limit: int, show: Callable[[T], str], cursor: Callable[[T], int | str]) -> Response:
+    """Return a page of a list that was asked for one more than `limit`, with the cursor of its last one if there is more."""
+    shown = found[:limit]
+    return json_answer(project.page([show(one) for one in shown], cursor(shown[-1]) if len(found) > limit else None))
 
 
 def json_answer(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,7 +1,5 @@
 """`GET /api/approvals`: what waits for a person, over all sessions. Decisions come as an invocation of the session."""
 
-from typing import Protocol
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -11,18 +9,10 @@ from outlast.core import jsontext
 from outlast.core.errors import InvalidRequest
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.server import parameters
-from outlast.server.answers import json_answer, route
+from outlast.server.answers import page_answer, route
 from outlast.server.principal import caller
-from outlast.server.runtime import Runtime
+from outlast.server.runtime import Serving
 from outlast.wires.native import project
-
-
-class Serving(Protocol):
-    """What this route needs of its server."""
-
-    prefix: str
-
-    def runtime(self) -> Runtime: ...
 
 
 class Approvals:
@@ -49,17 +39,15 @@ class Approvals:
             before=parameters.position(query.get("cursor")) or None,
             limit=limit + 1,
         )
-        page = found[:limit]
-        return json_answer(
-            project.page([_approval(row) for row in page], page[-1].number if len(found) > limit else None)
-        )
+        return page_answer(found, limit, _approval, lambda row: row.number)
 
 
 def _approval(row: Approval) -> str:
     fields = jsontext.encode(
         {
-            **shown(row), "kind": row.kind, "session_id": row.session_id, "agent": row.agent, "invocation_id": row.invocation_id,
-            "status": row.status, "decision": None if row.decision is None else jsontext.decode(row.decision),
+            **shown(row), "kind": row.kind, "session_id": row.session_id, "agent": row.agent,
+            "invocation_id": row.invocation_id, "status": row.status,
+            "decision": None if row.decision is None else jsontext.decode(row.decision),
         }
     )  # fmt: skip
     times = f'"created_at":{project.time(row.created_at)},"decided_at":{project.time(row.decided_at)}'

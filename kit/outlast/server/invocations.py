@@ -14,9 +14,10 @@ from outlast.core.records import Invocation, Status
 from outlast.engine import RequestAuth
 from outlast.server import body, parameters
 from outlast.server.answers import JSON, Methods, json_answer, route
+from outlast.server.presence import present
 from outlast.server.principal import caller
 from outlast.server.problems import RETRY_AFTER_SECONDS
-from outlast.server.runtime import Runtime
+from outlast.server.runtime import Runtime, Serving
 from outlast.server.streams import EventStream
 from outlast.wires.native import accept, project
 
@@ -25,14 +26,8 @@ EVENTS_PAGE_BYTES = 4 << 20
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?:$|[,;])")
 
 
-class Serving(Protocol):
-    """What the routes need of their server."""
-
-    prefix: str
-
-    def runtime(self) -> Runtime:
-        """Return what runs. Raises NotStarted before the lifespan began."""
-        ...
+class ServingAgents(Serving, Protocol):
+    """What these routes need of their server besides."""
 
     def agent_names(self) -> Sequence[str]: ...
 
@@ -40,7 +35,7 @@ class Serving(Protocol):
 class Invocations:
     """The endpoints of one server."""
 
-    def __init__(self, server: Serving) -> None:
+    def __init__(self, server: ServingAgents) -> None:
         self._server = server
 
     def routes(self) -> list[BaseRoute]:
@@ -81,7 +76,8 @@ class Invocations:
             return await self._stream(request, runtime, invocation, cursor)
         if ask.background:
             return _accepted(invocation, base)
-        final = await runtime.engine.wait(invocation, _patience(request, runtime.settings.sync_wait))
+        with present(request):
+            final = await runtime.engine.wait(invocation, _patience(request, runtime.settings.sync_wait))
         return _object(final, base) if final.status.final else _accepted(final, base)
 
     async def get(self, request: Request) -> Response:

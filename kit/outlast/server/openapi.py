@@ -5,7 +5,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from outlast.core.conversations import JSON_LINES
 from outlast.core.records import ApprovalKind, ApprovalStatus, Kind, OnActive, Status
+from outlast.sessions.memory import MAX_CONTENT, MOST_FOUND
 
 Schema = dict[str, Any]
 
@@ -115,6 +117,23 @@ SCHEMAS: dict[str, Schema] = {
         },
         ["id", "session_id", "agent", "kind", "status"],
         "What a person decides, by an invocation of the session whose input has `resume`.",
+    ),
+    "Memory": _object(
+        {
+            "path": {"type": "string"},
+            "content": {"type": "string"},
+            "actor_id": {"type": "string", "description": "Whom it is about."},
+            "session_id": {**_TEXT_OR_NULL, "description": "The conversation it is limited to."},
+            "created_at": _TIME,
+            "updated_at": _TIME,
+        },
+        ["path", "content", "actor_id", "session_id"],
+        "A text at a path.",
+    ),
+    "MemorySearchResult": _object(
+        {"score": {"type": "number"}, "memory": {"$ref": "#/components/schemas/Memory"}},
+        ["score", "memory"],
+        "A higher score is a better match, within one search.",
     ),
     "Problem": _object(
         {
@@ -242,8 +261,11 @@ def _of_sessions(summary: str, name: str, status: str, content: Schema | None, *
     return _operation(summary, name, {status: _answer("Done.", content)}, "sessions", **more)
 
 
-def _fields(**properties: Schema) -> Schema:
-    return {"content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
+def _fields(*required: str, **properties: Schema) -> Schema:
+    schema: Schema = {"type": "object", "properties": properties}
+    if not required:
+        return {"content": {"application/json": {"schema": schema}}}
+    return {"required": True, "content": {"application/json": {"schema": {**schema, "required": list(required)}}}}
 
 
 _NAME: Schema = {"type": "string", "maxLength": 512}
@@ -259,7 +281,13 @@ _PATHS |= {
             "create_session",
             "201",
             _json("Session"),
-            requestBody=_fields(id=_NAME, agent=_NAME, actor_id=_NAME, parent=_NAME, labels=_LABELS),
+            requestBody={
+                "content": {
+                    **_fields(id=_NAME, agent=_NAME, actor_id=_NAME, parent=_NAME, labels=_LABELS)["content"],
+                    JSON_LINES: {"schema": {"type": "string", "description": "What was exported."}},
+                }
+            },
+            parameters=[_query("id", _NAME, "Another name for what was exported.")],
         ),
         "get": _of_sessions(
             "List sessions, newest first. `labels.<label>=<value>` filters by a label.",
@@ -356,4 +384,89 @@ _PATHS |= {
             ],
         )
     }
+}
+
+
+def _of_memories(summary: str, name: str, status: str, content: Schema | None, **more: Any) -> Schema:
+    return _operation(summary, name, {status: _answer("Done.", content)}, "memories", **more)
+
+
+_CONTENT: Schema = {"type": "string", "maxLength": MAX_CONTENT}
+_KEY: Schema = {
+    **_NAME,
+    "minLength": 1,
+    "description": "Of the client's making: the same change again changes nothing.",
+}
+_OWNER = [
+    _query("actor_id", _NAME, "Whom it is about; the caller unless it is given."),
+    _query("session_id", _NAME, "Limited to one conversation."),
+]
+_ENTRY: Schema = {"parameters": [{**_query("path", _NAME, "Of the memory."), "required": True}, *_OWNER]}
+_BEST = {"type": "integer", "minimum": 1, "maximum": MOST_FOUND, "default": 10}
+_FOUND = _page({"$ref": "#/components/schemas/MemorySearchResult"})
+
+_PATHS |= {
+    "/api/memories": {
+        "post": _of_memories(
+            "Add a memory at a path that has none.",
+            "add_memory",
+            "201",
+            _json("Memory"),
+            requestBody=_fields(
+                "path", "content", path=_NAME, content=_CONTENT, actor_id=_NAME, session_id=_NAME, key=_KEY
+            ),
+        ),
+        "get": _of_memories(
+            "List memories by path; of every conversation unless one is named.",
+            "list_memories",
+            "200",
+            _page({"$ref": "#/components/schemas/Memory"}),
+            parameters=[
+                _query("path", _NAME, "At exactly this path."),
+                _query("path_prefix", _NAME, "Whose path begins so."),
+                *_OWNER,
+                _CURSOR,
+                _LIMIT,
+            ],
+        ),
+    },
+    "/api/memories/entry": {
+        **_ENTRY,
+        "get": _of_memories("Get a memory.", "get_memory", "200", _json("Memory")),
+        "put": _of_memories(
+            "Store a memory, whatever was at the path; with `append`, behind what is there.",
+            "put_memory",
+            "200",
+            _json("Memory"),
+            requestBody=_fields("content", content=_CONTENT, append={"type": "boolean", "default": False}, key=_KEY),
+        ),
+        "patch": _of_memories(
+            "Replace the content of a memory.",
+            "update_memory",
+            "200",
+            _json("Memory"),
+            requestBody=_fields("content", content=_CONTENT, key=_KEY),
+        ),
+        "delete": _of_memories("Remove a memory.", "delete_memory", "204", None),
+    },
+    "/api/memories/search": {
+        "get": _of_memories(
+            "Find the memories that have any word of a text, the best first.",
+            "search_memories",
+            "200",
+            _FOUND,
+            parameters=[
+                {**_query("q", {"type": "string"}, "What to look for."), "required": True},
+                *_OWNER,
+                _query("limit", _BEST, "Memories at most."),
+            ],
+        ),
+        "post": _of_memories(
+            "The same for a text that is too long, or too private, for a URL.",
+            "search_memories_for_long_text",
+            "200",
+            _FOUND,
+            requestBody=_fields("text", text=_CONTENT, actor_id=_NAME, session_id=_NAME, limit=_BEST),
+        ),
+    },
 }

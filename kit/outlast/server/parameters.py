@@ -19,7 +19,10 @@ def query(request: Request, known: Sequence[str], *, labels: str | None = None) 
     query = dict(request.query_params)
     for name in query:
         if name not in known and not (labels and name.startswith(f"{labels}.")):
-            raise InvalidRequest(f"unknown query parameter {name[:64]!a}", code="unknown_parameter", field=name)
+            names = ", ".join(sorted(known)) or "none"
+            raise InvalidRequest(
+                f"unknown query parameter {name[:64]!a}; known are {names}", code="unknown_parameter", field=name
+            )
     return query
 
 
@@ -44,12 +47,12 @@ def flag(query: Mapping[str, str], name: str) -> bool:
     return query.get(name) == "true"
 
 
-def limit(text: str | None) -> int:
+def limit(text: str | None, *, most: int = LARGEST_PAGE) -> int:
     """Return the size of a page."""
     if text is None:
         return PAGE
-    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
+    if not _INTEGER.fullmatch(text) or not 1 <= int(text) <= most:
+        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
     return int(text)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 from outlast.engine import AgentHandlers, Engine
 from outlast.server import signals
@@ -17,6 +18,16 @@ STALLED_READER_SECONDS = 2.0
 """How long after the drain a reader that does not read may keep its connection."""
 LEAVE_SECONDS = 10.0
 """What a shutdown may take beside the drain itself: handlers that are cancelled, the last writes, stalled readers."""
+
+
+class Serving(Protocol):
+    """What the routes of the API need of their server."""
+
+    prefix: str
+
+    def runtime(self) -> "Runtime":
+        """Return what runs. Raises NotStarted before the lifespan began."""
+        ...
 
 
 class Runtime:

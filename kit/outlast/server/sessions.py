@@ -14,34 +14,32 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from outlast.core import ids, jsontext
+from outlast.core.conversations import JSON_LINES
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
 from outlast.core.records import OnActive
 from outlast.core.resume import ResumePoint
 from outlast.engine.threads import call
 from outlast.server import body, parameters
 from outlast.server.agents import Agents, Resumable
-from outlast.server.answers import Methods, json_answer, route
+from outlast.server.answers import Methods, json_answer, page_answer, route
 from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
-from outlast.server.runtime import Runtime
+from outlast.server.runtime import Runtime, Serving
 from outlast.sessions import Session, SessionItem, SessionStore
 from outlast.store.sessions import kept_as_checkpoints
 from outlast.wires.native import accept, project
 
 
-class Serving(Protocol):
-    """What these routes need of their server."""
+class ServingAgents(Serving, Protocol):
+    """What these routes need of their server besides."""
 
-    prefix: str
     agents: Agents
-
-    def runtime(self) -> Runtime: ...
 
 
 class Sessions:
     """The endpoints of one server. A resume is answered as an invocation is, by `invocations`."""
 
-    def __init__(self, server: Serving, invocations: Invocations) -> None:
+    def __init__(self, server: ServingAgents, invocations: Invocations) -> None:
         self._server = server
         self._invocations = invocations
 
@@ -62,6 +60,14 @@ class Sessions:
         ]
 
     async def create(self, request: Request) -> Response:
+        """Make a session, or store what was exported, under its own name or that in the query."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON_LINES:
+            query = parameters.query(request, ("id",))
+            lines = (await self._body(request)).split(b"\n")
+            imported = await self._store(request).import_(
+                [line.decode(errors="surrogateescape") for line in lines], id=query.get("id")
+            )
+            return json_answer(_session(imported), 201)
         fields = await self._fields(request, "id", "agent", "actor_id", "parent", "labels")
         made = await self._store(request).create(
             fields.get("id"),
@@ -111,10 +117,7 @@ class Sessions:
                 _id(request), after=after, limit=limit + 1, newest_first=order == "desc"
             )
         ]
-        shown = found[:limit]
-        return json_answer(
-            project.page([_item(one) for one in shown], shown[-1].position if len(found) > limit else None)
-        )
+        return page_answer(found, limit, _item, lambda item: item.position)
 
     async def append(self, request: Request) -> Response:
         await self._refuse_checkpoints(request)
@@ -222,8 +225,11 @@ class Sessions:
 
     async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
         """Return the fields of a body; no body is one without fields."""
-        raw = await body.read(request, self._server.runtime().settings.max_body_bytes)
+        raw = await self._body(request)
         return accept.fields(jsontext.parse(raw) if raw else {}, frozenset(known))
+
+    async def _body(self, request: Request) -> bytes:
+        return await body.read(request, self._server.runtime().settings.max_body_bytes)
 
 
 class _OfOneSession:

@@ -1,6 +1,7 @@
 """Conversations and what is remembered: the session store and the memory store."""
 
-from outlast.sessions.memory import Memory, MemorySearchResult, MemoryStore
-from outlast.sessions.session import Session, SessionItem, SessionPage, SessionStore
+from outlast.core.conversations import Memory, MemorySearchResult, Session, SessionItem, SessionPage
+from outlast.sessions.memory import MemoryStore
+from outlast.sessions.session import SessionStore
 
 __all__ = ["Memory", "MemorySearchResult", "MemoryStore", "Session", "SessionItem", "SessionPage", "SessionStore"]

@@ -1,11 +1,10 @@
 """The memory store: what is known about an actor, by path, with full-text search."""
 
-import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outlast.core import ids, jsontext
+from outlast.core.conversations import MOST_LISTED, Memory, MemorySearchResult
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.sessions.session import StoreSource
 from outlast.store.memories import Key, Mode, StoredMemory
@@ -16,35 +15,14 @@ MAX_CONTENT = 65_536
 MAX_NAME_BYTES = 2500
 """Bytes of principal, actor, path and session together: PostgreSQL's index takes no more."""
 MOST_FOUND = 100
-MOST_LISTED = 1000
-
-_PATH = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,512}")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """One memory. Times are milliseconds since 1970 UTC."""
-
-    path: str
-    content: str
-    actor_id: str
-    session_id: str | None
-    created_at: int
-    updated_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySearchResult:
-    """A memory that was found; a higher score is a better match, within one search."""
-
-    memory: Memory
-    score: float
 
 
 class MemoryStore:
     """The memories of one principal, each actor's by path; with `session_id`, apart from those of other sessions.
 
     `actor_id` is the principal unless it is given. Every method raises InvalidRequest for a name that cannot be one.
+    With a `key` of the caller's making, the same change again changes nothing and returns the memory, until 16 other
+    changes of the memory or its removal came between.
     """
 
     def __init__(self, store: Store | StoreSource, *, principal: str = "local") -> None:
@@ -52,10 +30,16 @@ class MemoryStore:
         self._principal = principal
 
     async def add(
-        self, path: str, content: str, *, actor_id: str | None = None, session_id: str | None = None
+        self,
+        path: str,
+        content: str,
+        *,
+        key: str | None = None,
+        actor_id: str | None = None,
+        session_id: str | None = None,
     ) -> Memory:
         """Store a memory at a path that has none. Raises Conflict (`memory_exists`)."""
-        return await self._write("add", path, content, actor_id, session_id)
+        return await self._write("add", path, content, actor_id, session_id, key)
 
     async def put(
         self,
@@ -67,18 +51,20 @@ class MemoryStore:
         actor_id: str | None = None,
         session_id: str | None = None,
     ) -> Memory:
-        """Store a memory, whatever was at the path; with `append`, behind what is there.
-
-        With a `key` of the caller's making, the same change again changes nothing, until 16 other changes of the memory
-        or its removal came between. Raises Conflict (`idempotency_conflict`) when the key was used for another change.
-        """
+        """Store a memory, whatever was at the path; with `append`, behind what is there."""
         return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
 
     async def update(
-        self, path: str, content: str, *, actor_id: str | None = None, session_id: str | None = None
+        self,
+        path: str,
+        content: str,
+        *,
+        key: str | None = None,
+        actor_id: str | None = None,
+        session_id: str | None = None,
     ) -> Memory:
         """Replace the content of a memory. Raises NotFound."""
-        return await self._write("update", path, content, actor_id, session_id)
+        return await self._write("update", path, content, actor_id, session_id, key)
 
     async def get(self, path: str, *, actor_id: str | None = None, session_id: str | None = None) -> Memory:
         """Return a memory. Raises NotFound."""
@@ -103,10 +89,14 @@ class MemoryStore:
         (1 to 1,000).
         """
         found = await (await self._store()).read.memories(
-            self._principal, self._actor(actor_id), path=None if path is None else _path(path),
-            prefix="" if path_prefix == "" else _path(path_prefix, "path_prefix"), session_id=_session(session_id),
-            after=None if after is None else _place(after), limit=_bounded(limit, MOST_LISTED),
-        )  # fmt: skip
+            self._principal,
+            self._actor(actor_id),
+            path=None if path is None else ids.memory_path(path),
+            prefix="" if path_prefix == "" else ids.memory_path(path_prefix, "path_prefix"),
+            session_id=_session(session_id),
+            after=None if after is None else _place(after),
+            limit=ids.limit(limit, MOST_LISTED),
+        )
         return [_memory(one) for one in found]
 
     async def search(
@@ -115,7 +105,7 @@ class MemoryStore:
         """Return the memories that have any word of a text, the best first. No character of it is an operator."""
         found = await (await self._store()).read.found_memories(
             self._principal, self._actor(actor_id), _content(text, "text"), session_id=_session(session_id),
-            limit=_bounded(limit, MOST_FOUND),
+            limit=ids.limit(limit, MOST_FOUND),
         )  # fmt: skip
         return [MemorySearchResult(_memory(one), score) for one, score in found]
 
@@ -130,10 +120,10 @@ class MemoryStore:
         content: str,
         actor_id: str | None,
         session_id: str | None,
-        key: str | None = None,
+        key: str | None,
     ) -> Memory:
         where, text = self._key(path, actor_id, session_id), _content(content)
-        token = uuid.uuid4().hex if key is None else _name(key, "key")
+        token = uuid.uuid4().hex if key is None else ids.name(key, "key")
         store = await self._store()
         return _memory(await store.memories.write(where, text, mode=mode, token=token, limit=MAX_CONTENT))
 
@@ -141,7 +131,7 @@ class MemoryStore:
         return self._source if isinstance(self._source, Store) else await self._source.store()
 
     def _key(self, path: str, actor_id: str | None, session_id: str | None) -> Key:
-        key = Key(self._principal, self._actor(actor_id), _path(path), _session(session_id) or "")
+        key = Key(self._principal, self._actor(actor_id), ids.memory_path(path), _session(session_id) or "")
         if sum(len(part.encode()) for part in key) > MAX_NAME_BYTES:
             raise InvalidRequest(
                 f"`path`, `actor_id` and `session_id` have more than {MAX_NAME_BYTES} bytes together",
@@ -151,7 +141,7 @@ class MemoryStore:
         return key
 
     def _actor(self, actor_id: str | None) -> str:
-        return self._principal if actor_id is None else _name(actor_id, "actor_id")
+        return self._principal if actor_id is None else ids.name(actor_id, "actor_id")
 
 
 def _memory(stored: StoredMemory) -> Memory:
@@ -161,20 +151,9 @@ def _memory(stored: StoredMemory) -> Memory:
     )  # fmt: skip
 
 
-def _path(path: object, field: str = "path") -> str:
-    if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise InvalidRequest(
-            f"`{field}` must be a string of 1 to 512 characters without control characters",
-            code="invalid_path",
-            field=field,
-        )
-    return path
-
-
 def _place(after: object) -> tuple[str, str]:
-    if not isinstance(after, tuple) or len(after) != 2:
-        raise InvalidRequest("`after` must be a path and a session", code="invalid_cursor", field="after")
-    return _path(after[0], "after"), _session(after[1]) or ""
+    path, session_id = ids.memory_place(after)
+    return path, session_id or ""
 
 
 def _content(content: object, field: str = "content") -> str:
@@ -191,16 +170,3 @@ def _content(content: object, field: str = "content") -> str:
 
 def _session(session_id: str | None) -> str | None:
     return None if session_id is None else ids.session_id(session_id)
-
-
-def _name(value: object, field: str) -> str:
-    try:
-        return ids.session_id(value)
-    except InvalidRequest:
-        raise InvalidRequest(f"`{field}` must be a string of 1 to 512 characters", field=field) from None
-
-
-def _bounded(limit: object, most: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= most:
-        raise InvalidRequest(f"`limit` must be between 1 and {most}", code="invalid_parameter", field="limit")
-    return limit

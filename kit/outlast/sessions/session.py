@@ -2,11 +2,11 @@
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
+from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
 from outlast.core.errors import InvalidRequest, NotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
@@ -27,52 +27,12 @@ class StoreSource(Protocol):
     async def store(self) -> Store: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One conversation. Times are milliseconds since 1970 UTC."""
-
-    id: str
-    agent: str
-    """The agent that may run in it."""
-    actor_id: str
-    """On whose behalf; a label that the caller chose."""
-    parent: str | None
-    """The session this one is a child of."""
-    root: str
-    """The first of its ancestors; a session without parent is its own root."""
-    forked_from: str | None
-    labels: Mapping[str, str]
-    active: str | None
-    """The invocation that is not final yet."""
-    created_at: int
-    last_activity: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionItem:
-    """One entry of a session's history. Positions rise, and may have gaps where items were removed."""
-
-    id: str
-    position: int
-    content: dict[str, Any]
-    created_at: int
-    invocation_id: str | None
-    """The run that stored it, as long as that is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPage:
-    """A part of a list of sessions; `cursor` is None on the last one."""
-
-    sessions: list[Session]
-    cursor: int | None
-
-
 class SessionStore:
     """The sessions of one principal.
 
-    Whatever changes items raises NotFound for a session that is not there, SessionBusy while a run of the session is not
-    final, and Conflict (`unsupported_for_agent`) when its agent keeps the history as checkpoints.
+    Every method raises InvalidRequest for a name that cannot be one. Whatever changes items raises NotFound for a session
+    that is not there, SessionBusy while a run of the session is not final, and Conflict (`unsupported_for_agent`) when its
+    agent keeps the history as checkpoints.
     """
 
     def __init__(self, store: Store | StoreSource, *, principal: str = "local") -> None:
@@ -94,14 +54,14 @@ class SessionStore:
         (`session_exists`, `actor_mismatch`).
         """
         store = await self._store()
-        parent = None if parent is None else _text(parent, "parent")
+        parent = None if parent is None else ids.name(parent, "parent")
         if actor_id is None and parent is not None:
             actor_id = (await self.get(parent)).actor_id
         stored = await store.sessions.create(
             self._principal,
             ids.session_id(id) if id is not None else str(uuid.uuid4()),
-            agent=_text(agent, "agent"),
-            actor_id=_text(actor_id, "actor_id") if actor_id is not None else self._principal,
+            agent=ids.name(agent, "agent"),
+            actor_id=ids.name(actor_id, "actor_id") if actor_id is not None else self._principal,
             parent_id=parent,
             labels=_labels(labels),
         )
@@ -139,10 +99,11 @@ class SessionStore:
         limit: int = PAGE,
     ) -> SessionPage:
         """Return a part of the list; `cursor` is that of the page before."""
-        filters = {"agent": agent, "actor_id": actor_id, "parent_id": parent}
+        filters = {"agent": agent, "actor_id": actor_id, "parent": parent}
+        named = {field: ids.name(text, field) for field, text in filters.items() if text is not None}
         found = await (await self._store()).read.sessions(
-            self._principal, **{name: _text(text, name) for name, text in filters.items() if text is not None}, labels=_labels(labels),
-            before=cursor, limit=_limit(limit) + 1,
+            self._principal, agent=named.get("agent"), actor_id=named.get("actor_id"), parent_id=named.get("parent"),
+            labels=_labels(labels), before=cursor, limit=ids.limit(limit, LARGEST_PAGE) + 1,
         )  # fmt: skip
         shown = found[:limit]
         return SessionPage([_session(one) for one in shown], shown[-1].number if len(found) > limit else None)
@@ -150,7 +111,9 @@ class SessionStore:
     async def update(self, id: str, *, labels: Mapping[str, str | None]) -> Session:
         """Set labels and return the session; None removes a label. Raises NotFound."""
         store = await self._store()
-        return _session(await store.sessions.label(self._principal, id, _labels(labels, removable=True)))
+        return _session(
+            await store.sessions.label(self._principal, ids.session_id(id), _labels(labels, removable=True))
+        )
 
     async def append(
         self, id: str, items: Sequence[Mapping[str, Any]], *, key: str | None = None
@@ -163,7 +126,7 @@ class SessionStore:
         key = uuid.uuid4().hex if key is None else _key(key)
         contents = [(f"{key}-{index}", _content(item, f"items[{index}]")) for index, item in enumerate(items)]
         store, absent = await self._store(), f"{key}-{len(contents)}"
-        stored = await store.sessions.append(self._principal, id, contents, absent=absent)
+        stored = await store.sessions.append(self._principal, ids.session_id(id), contents, absent=absent)
         return [_item(one) for one in stored]
 
     async def items(
@@ -187,12 +150,12 @@ class SessionStore:
 
     async def pop(self, id: str) -> SessionItem | None:
         """Remove the last item and return it; None when there is none."""
-        popped = await (await self._store()).sessions.pop(self._principal, id)
+        popped = await (await self._store()).sessions.pop(self._principal, ids.session_id(id))
         return None if popped is None else _item(popped)
 
     async def clear(self, id: str) -> int:
         """Remove all items and return how many there were."""
-        return await (await self._store()).sessions.clear(self._principal, id)
+        return await (await self._store()).sessions.clear(self._principal, ids.session_id(id))
 
     async def fork(
         self,
@@ -212,8 +175,8 @@ class SessionStore:
         if up_to_item_id is not None and not _ITEM_ID.fullmatch(up_to_item_id):
             raise NotFound(f"this session has no item {up_to_item_id!a}")
         stored = await (await self._store()).sessions.fork(
-            self._principal, id, ids.session_id(new_id) if new_id is not None else str(uuid.uuid4()),
-            actor_id=None if actor_id is None else _text(actor_id, "actor_id"), labels=_labels(labels),
+            self._principal, ids.session_id(id), ids.session_id(new_id) if new_id is not None else str(uuid.uuid4()),
+            actor_id=None if actor_id is None else ids.name(actor_id, "actor_id"), labels=_labels(labels),
             up_to_item_id=up_to_item_id,
         )  # fmt: skip
         return _session(stored)
@@ -223,26 +186,24 @@ class SessionStore:
 
         Raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """
-        await (await self._store()).sessions.delete(self._principal, id, force=force, keep_ms=KEEP_TOMBSTONES_MS)
+        store = await self._store()
+        await store.sessions.delete(self._principal, ids.session_id(id), force=force, keep_ms=KEEP_TOMBSTONES_MS)
 
     async def export(self, id: str) -> AsyncIterator[str]:
         """Give a session as lines of JSON: the session, then each item."""
-        session = await self.get(id)
-        yield jsontext.encode(
-            {
-                "type": "session", "id": session.id, "agent": session.agent, "actor_id": session.actor_id,
-                "labels": dict(session.labels),
-            }
-        )  # fmt: skip
+        yield session_line(await self.get(id))
         async for item in self.items(id):
-            yield jsontext.encode({"type": "item", "id": item.id, "content": item.content})
+            yield item_line(item)
 
-    async def import_(self, lines: Sequence[str], *, id: str | None = None) -> Session:
-        """Store what `export` gave as a new session, all or nothing, and return it. `id` is another name for it.
+    async def import_(self, lines: Iterable[str] | AsyncIterable[str], *, id: str | None = None) -> Session:
+        """Store what `export` gives as a new session, all or nothing, and return it. `id` is another name for it.
 
+        `lines` may be lines, one text with all of them, or `export` itself, also that of another store.
         Raises InvalidRequest that names the line, and Conflict (`session_exists`).
         """
-        head, *rest = [_line(number, line) for number, line in enumerate(lines, 1) if line.strip()] or [{}]
+        head, *rest = [_line(number, line) for number, line in enumerate(await lines_of(lines), 1) if line.strip()] or [
+            {}
+        ]
         if head.get("type") != "session":
             raise InvalidRequest("line 1 must be the session", code="invalid_import", field="line 1")
         contents = [_imported(number, line) for number, line in enumerate(rest, 2)]
@@ -251,8 +212,8 @@ class SessionStore:
         stored = await (await self._store()).sessions.create(
             self._principal,
             ids.session_id(id if id is not None else head.get("id")),
-            agent=_text(head.get("agent"), "agent"),
-            actor_id=_text(head.get("actor_id"), "actor_id"),
+            agent=ids.name(head.get("agent"), "agent"),
+            actor_id=ids.name(head.get("actor_id"), "actor_id"),
             parent_id=None,
             labels=_labels(head.get("labels", {})),
             items=contents,
@@ -263,7 +224,7 @@ class SessionStore:
         return self._source if isinstance(self._source, Store) else await self._source.store()
 
     async def _find(self, id: str) -> StoredSession:
-        found = await (await self._store()).read.session(self._principal, id)
+        found = await (await self._store()).read.session(self._principal, ids.session_id(id))
         if found is None:
             raise NotFound(f"there is no session {id!r}")
         return found
@@ -293,16 +254,6 @@ def _key(key: Any) -> str:
     return key
 
 
-def _text(value: Any, field: str) -> str:
-    try:
-        return ids.session_id(value)
-    except InvalidRequest:
-        raise InvalidRequest(
-            f"`{field}` must be a string of 1 to {ids.MAX_SESSION_ID} characters without control characters",
-            field=field,
-        ) from None
-
-
 def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
     """Return labels, checked; with `removable`, None is a value."""
     allowed = str | None if removable else str
@@ -313,12 +264,6 @@ def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
     ):
         raise InvalidRequest("`labels` must be an object of strings", field="labels")
     return dict(labels)
-
-
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= LARGEST_PAGE:
-        raise InvalidRequest(f"`limit` must be between 1 and {LARGEST_PAGE}", code="invalid_parameter", field="limit")
-    return limit
 
 
 def _line(number: int, line: str) -> dict[str, Any]:

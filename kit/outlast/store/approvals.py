@@ -7,11 +7,10 @@ from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import Select, select
 
 from outlast.core.records import Approval, ApprovalKind, ApprovalStatus
-from outlast.store.grouped import Part
-from outlast.store.statements import Connection, Rows, Statement
+from outlast.store.grouped import LEASE, Part
+from outlast.store.statements import Connection, Rows, Statement, label
 from outlast.store.tables import approvals, invocations, sessions
 
-_LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
 _ASK = Statement(
     """
     INSERT INTO {p}approvals (principal, scope, key, session_number, invocation_number, newest_run, kind, call_id,
@@ -20,7 +19,7 @@ _ASK = Statement(
         COALESCE((SELECT max(o.number) FROM {p}invocations o WHERE o.session_number = v.session_number), v.number),
         i.t, i.c, i.n, i.a, i.d, 'open', {now}
     FROM {rows} i JOIN {p}invocations v ON """
-    + _LEASE
+    + LEASE
     + " ON CONFLICT (scope, key) DO NOTHING",
     {"k": "text", "t": "text", "c": "text", "n": "text", "a": "text", "d": "text"},
 )
@@ -28,7 +27,7 @@ _DECIDE = Statement(
     """
     UPDATE {p}approvals SET status = 'decided', decision = :decision, decided_by = :number, decided_at = {now}
     WHERE scope = :scope AND key = :key AND status = 'open' AND EXISTS (SELECT 1 FROM {p}invocations v WHERE """
-    + _LEASE
+    + LEASE
     + ")"
 )
 _CLOSE = """
@@ -37,7 +36,7 @@ _CLOSE = """
 _CLOSE_BY_RUN = Statement(
     _CLOSE
     + " AND key NOT IN (SELECT i.k FROM {rows} i) AND EXISTS (SELECT 1 FROM {p}invocations v WHERE "
-    + _LEASE
+    + LEASE
     + ")",
     {"k": "text"},
 )
@@ -66,7 +65,10 @@ class Asked(NamedTuple):
 
 def ask(scope: str, asked: Sequence[Asked]) -> Part:
     """Note what a person has to decide. What was asked before, under its key, stays as it is."""
-    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "t", "c", "n", "a", "d"], asked)})
+    rows = [
+        one._replace(call_id=None if one.call_id is None else label(one.call_id), name=label(one.name)) for one in asked
+    ]
+    return Part("approval.asked", _ASK, {"scope": scope, "rows": Rows(["k", "t", "c", "n", "a", "d"], rows)})
 
 
 def decide(scope: str, key: str, decision: str) -> Part:
@@ -103,7 +105,8 @@ _APPROVALS = select(
 
 def of_keys(connection: PooledConnection, scope: str, keys: Sequence[str]) -> list[Approval]:
     """Return what was, or is, to be decided in a history, by its keys there."""
-    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(keys))
+    possible = [key for key in keys if key == label(key)]
+    found = _APPROVALS.where(approvals.c.scope == scope, approvals.c.key.in_(possible))
     return _read(connection, found.order_by(approvals.c.number))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, Select, and_, select
 
-from outlast.store.grouped import Part
+from outlast.store.grouped import LEASE, Part
 from outlast.store.statements import Statement
 from outlast.store.tables import checkpoint_writes, checkpoints, heads
 
@@ -40,17 +40,14 @@ class Checkpoint:
     writes: tuple[PendingWrite, ...] = ()
 
 
-_LEASE = """
-    FROM {p}invocations v
-    WHERE v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'
-"""
+_FROM_LEASE = " FROM {p}invocations v WHERE " + LEASE + "\n"
 _PUT = Statement(
     """
     INSERT INTO {p}checkpoints (scope, namespace, id, parent, type, body, metadata, created_at)
     SELECT CAST(:scope AS text), CAST(:namespace AS text), CAST(:id AS text), CAST(:parent AS text),
         CAST(:type AS text), :body, CAST(:metadata AS text), {now}
     """
-    + _LEASE
+    + _FROM_LEASE
     + """
     ON CONFLICT (scope, namespace, id) DO UPDATE SET type = excluded.type, body = excluded.body,
         metadata = excluded.metadata
@@ -62,11 +59,11 @@ _PUT_WRITE = """
         CAST(:position AS integer), CAST(:channel AS text), CAST(:type AS text), :body, CAST(:task_path AS text)
 """
 _KEEP_WRITE = Statement(
-    _PUT_WRITE + _LEASE + "ON CONFLICT (scope, namespace, checkpoint_id, task_id, position) DO NOTHING"
+    _PUT_WRITE + _FROM_LEASE + "ON CONFLICT (scope, namespace, checkpoint_id, task_id, position) DO NOTHING"
 )
 _REPLACE_WRITE = Statement(
     _PUT_WRITE
-    + _LEASE
+    + _FROM_LEASE
     + """
     ON CONFLICT (scope, namespace, checkpoint_id, task_id, position) DO UPDATE SET channel = excluded.channel,
         type = excluded.type, body = excluded.body, task_path = excluded.task_path

@@ -34,9 +34,13 @@ class Finished:
     released: tuple[int, ...]
 
 
+LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
+"""The condition on the invocation `v` under whose lease a part is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A statement that belongs to a write and names its lease by `:number`, `:epoch` and `:me`."""
+    """A statement that belongs to a write and names its lease by `:number`, `:epoch` and `:me`; see `LEASE`."""
 
     point: str
     statement: Statement

@@ -134,6 +134,13 @@ _END = Statement(
     WHERE number = :number AND epoch = :epoch AND status IN ('queued', 'running')
     """
 )
+# Nobody puts the history in order here: the next run does, and answers these calls as not approved.
+_CLOSE_ASKED = Statement(
+    """
+    UPDATE {p}approvals SET status = 'closed', decided_at = {now}
+    WHERE invocation_number = :number AND status = 'open'
+    """
+)
 
 
 def find(connection: Connection, principal: str, id: str) -> Invocation:
@@ -190,6 +197,7 @@ def _end(connection: Connection, found: Invocation, outcome: Outcome, reason: Ca
     connection.send(
         _END, number=found.number, epoch=found.epoch, status=outcome.status, error=outcome.error, cancel=reason
     )
+    connection.send(_CLOSE_ASKED, number=found.number)
     released: tuple[int, ...] = ()
     if found.session_number is not None:
         answer = query(connection, RELEASE, values=values([found.session_number]))

@@ -7,20 +7,19 @@ from sqlalchemy import Connection, Select, func, select
 
 from outlast.core.records import StoredItem
 from outlast.store import bounded
-from outlast.store.grouped import Part
+from outlast.store.grouped import LEASE, Part
 from outlast.store.statements import Rows, Statement
 from outlast.store.tables import invocations, items, sessions
 
 ITEMS_BYTES = 1 << 20
 """Bytes of items read at once, about."""
 
-_LEASE = "v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'"
 # A run has its history alone, so that it counts positions itself, and a repeat finds its own rows there.
 _APPEND = Statement(
     """
     INSERT INTO {p}items (scope, position, id, invocation_number, item, created_at)
     SELECT CAST(:scope AS text), i.p, i.id, v.number, i.t, {now} FROM {rows} i JOIN {p}invocations v ON """
-    + _LEASE
+    + LEASE
     + " ON CONFLICT DO NOTHING",
     {"p": "bigint", "id": "text", "t": "text"},
 )
@@ -28,7 +27,7 @@ _ADVANCE = Statement(
     """
     UPDATE {p}sessions SET last_item = :last, last_activity = {now}
     WHERE last_item < :last AND number = (SELECT v.session_number FROM {p}invocations v WHERE """
-    + _LEASE
+    + LEASE
     + ")"
 )
 

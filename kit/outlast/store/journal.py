@@ -5,17 +5,14 @@ the row as it is afterwards; the caller reads from it what happened (`read`).
 """
 
 from outlast.core.records import Call, CallState
-from outlast.store.grouped import Part
-from outlast.store.statements import Row, Statement
+from outlast.store.grouped import LEASE, Part
+from outlast.store.statements import Row, Statement, label
 
 _COLUMNS = (
     "scope, key, state, invocation_number, epoch, token, call_id, name, arguments, outcome, "
     "started_position, finished_position"
 )
-_LEASE = """
-    FROM {p}invocations v
-    WHERE v.number = :number AND v.epoch = :epoch AND v.holder = :me AND v.status = 'running'
-"""
+_FROM_LEASE = " FROM {p}invocations v WHERE " + LEASE + "\n"
 _FIND = Statement("SELECT " + _COLUMNS + " FROM {p}journal WHERE scope = :scope AND key = :key")
 _PENDING = Statement(
     """
@@ -24,7 +21,7 @@ _PENDING = Statement(
     SELECT CAST(:scope AS text), CAST(:key AS text), v.number, v.epoch, '', CAST(:call_id AS text),
         CAST(:name AS text), CAST(:arguments AS text), 'pending', {now}, {now}
     """
-    + _LEASE
+    + _FROM_LEASE
     + "ON CONFLICT (scope, key) DO NOTHING"
 )
 _STARTED = Statement(
@@ -35,7 +32,7 @@ _STARTED = Statement(
         CAST(:call_id AS text), CAST(:name AS text), CAST(:arguments AS text), 'started',
         CAST(:position AS bigint), {now}, {now}
     """
-    + _LEASE
+    + _FROM_LEASE
     + """
     ON CONFLICT (scope, key) DO UPDATE SET state = 'started', invocation_number = excluded.invocation_number,
         epoch = excluded.epoch, token = excluded.token, updated_at = excluded.updated_at,
@@ -56,7 +53,7 @@ _ANSWERED = Statement(
     SELECT CAST(:scope AS text), CAST(:key AS text), v.number, 0, '', CAST(:call_id AS text), CAST(:name AS text),
         CAST(:arguments AS text), 'failed', CAST(:outcome AS text), CAST(:position AS bigint), {now}, {now}
     """
-    + _LEASE
+    + _FROM_LEASE
     + """
     ON CONFLICT (scope, key) DO UPDATE SET state = 'failed', outcome = excluded.outcome, epoch = 0, token = '',
         updated_at = excluded.updated_at,
@@ -70,7 +67,7 @@ _SETTLED = Statement(
         finished_position = COALESCE(finished_position, CAST(:position AS bigint))
     WHERE scope = :scope AND key = :key AND state = 'started' AND token = :token
         AND EXISTS (SELECT 1 """
-    + _LEASE
+    + _FROM_LEASE
     + ")"
 )
 
@@ -81,9 +78,13 @@ def read(row: Row) -> Call:
     return Call(scope, key, CallState(state), *rest)
 
 
+def _named(call_id: str | None, name: str) -> dict[str, str | None]:
+    return {"call_id": None if call_id is None else label(call_id), "name": label(name)}
+
+
 def pending(*, scope: str, key: str, call_id: str | None, name: str, arguments: str | None) -> Part:
     """Note a call that the model asked for, before anything of it runs. A row that exists stays as it is."""
-    parameters = {"scope": scope, "key": key, "call_id": call_id, "name": name, "arguments": arguments}
+    parameters = {"scope": scope, "key": key, **_named(call_id, name), "arguments": arguments}
     return Part("journal.pending", _PENDING, parameters, _FIND)
 
 
@@ -103,7 +104,7 @@ def started(
     With `again`, a call that another attempt started, and whose outcome is unknown, may start once more.
     """
     parameters = {
-        "scope": scope, "key": key, "token": token, "call_id": call_id, "name": name, "arguments": arguments,
+        "scope": scope, "key": key, "token": token, **_named(call_id, name), "arguments": arguments,
         "position": position, "again": int(again),
     }  # fmt: skip
     return Part("journal.started", _STARTED, parameters, _FIND)
@@ -129,7 +130,7 @@ def answered(
 ) -> Part:
     """Close a call that has no outcome, with an answer made up for it. A call that has one stays as it is."""
     parameters = {
-        "scope": scope, "key": key, "call_id": call_id, "name": name, "arguments": arguments, "outcome": outcome,
+        "scope": scope, "key": key, **_named(call_id, name), "arguments": arguments, "outcome": outcome,
         "position": position,
     }  # fmt: skip
     return Part("journal.answered", _ANSWERED, parameters, _FIND)
@@ -140,7 +141,7 @@ _SET_HEAD = Statement(
     INSERT INTO {p}heads (scope, namespace, checkpoint, invocation_number, epoch)
     SELECT CAST(:scope AS text), CAST(:namespace AS text), CAST(:checkpoint AS text), v.number, v.epoch
     """
-    + _LEASE
+    + _FROM_LEASE
     + """
     ON CONFLICT (scope, namespace) DO UPDATE SET checkpoint = excluded.checkpoint,
         invocation_number = excluded.invocation_number, epoch = excluded.epoch

@@ -25,6 +25,9 @@ logger = logging.getLogger("outlast.store")
 IDLE_IN_TRANSACTION_MS = 5000
 """A frozen worker must not hold rows for longer."""
 
+MAX_PARAMETER_BYTES = 256 << 20
+"""PostgreSQL ends the connection that sends it a message of a GiB, and one statement has several parameters."""
+
 CONNECT_ARGUMENTS: dict[str, Any] = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -105,13 +108,17 @@ def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
 def _dumped(value: Any) -> bytes | None:
     if isinstance(value, Rows):
         value = value.objects
-    if value is None or isinstance(value, bytes):
-        return value
+    if value is None:
+        return None
     if isinstance(value, bool):
         return b"t" if value else b"f"
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | bytes | int | float):
         raise Refused(f"a parameter of type {type(value).__name__}")
-    text = str(value).encode()
+    text = value if isinstance(value, bytes) else str(value).encode()
+    if len(text) > MAX_PARAMETER_BYTES:
+        raise Refused(f"a parameter of {len(text)} bytes; the limit is {MAX_PARAMETER_BYTES}")
+    if isinstance(value, bytes):
+        return text
     if b"\0" in text:
         raise Refused("PostgreSQL stores no text with a NUL character")  # libpq would cut it off there
     return text

@@ -16,9 +16,8 @@ from outlast.core import jsontext
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
 from outlast.core.records import StoredItem, StoredSession
 from outlast.core.transcript import Message, Role, open_calls
-from outlast.store import approvals
+from outlast.store import approvals, memories
 from outlast.store import invocations as life
-from outlast.store import memories
 from outlast.store.statements import Connection, Rows, Statement, query, values
 from outlast.store.tables import invocations, sessions
 from outlast.store.writer import seen_once

@@ -17,6 +17,7 @@ Row = tuple[Any, ...]
 
 PLACEHOLDER = re.compile(r"(?<![:\w]):(\w+)")
 _VALUE = (("value", "bigint"),)
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _FRAGMENTS: Mapping[DialectName, Mapping[str, str]] = {
     "sqlite": {
         "now": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
@@ -84,6 +85,14 @@ class Rows:
 def values(numbers: Iterable[int]) -> Rows:
     """Return the parameter for `{values}`, a table of integers whose column is `value`."""
     return Rows(["value"], [(number,) for number in numbers])
+
+
+def label(text: str) -> str:
+    """Return a text that models or clients made up as a column of its own can hold it.
+
+    JSON text holds NUL and lone surrogates; in a column PostgreSQL refuses the one, and both databases the other.
+    """
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 class DatabaseError(Exception):

@@ -9,7 +9,7 @@ from outlast.adapters.inputs import Answers, parse
 from outlast.adapters.native import tools as given
 from outlast.adapters.native.hooks import AllHooks, Hooks
 from outlast.adapters.native.model import Model
-from outlast.adapters.native.tools import Tool
+from outlast.adapters.native.tools import Tool, ToolSetupError
 from outlast.adapters.native.turn import Limits, NativeTurn
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.recovery import Result
@@ -28,7 +28,8 @@ class Agent(DurableAgent):
     `tools` are typed functions, `async def` or `def`; their docstrings tell the model what they are for. `instructions`
     go to the model before every conversation and are not stored, and neither are the model and the tools: a later agent
     of the same name goes on with the sessions of an earlier one. `rerun_safe` names tools that may run again when nobody
-    knows whether they ran. `hooks` are called around every run. Raises ToolSetupError for a function that cannot be a tool.
+    knows whether they ran. `hooks` are called around every run. Raises ToolSetupError for a function that cannot be a tool
+    and for a name of none.
     """
 
     framework = "outlast"
@@ -45,8 +46,12 @@ class Agent(DurableAgent):
         hooks: Hooks | Sequence[Hooks] = (),
     ) -> None:
         super().__init__(name=name, rerun_safe=rerun_safe)
+        if isinstance(model, type) or not hasattr(model, "stream"):
+            raise TypeError(f"a model is an object such as OpenAIChatModel('name'); {model!r} is none")
         self._model = model
         self._tools = given.tools(tools)
+        if unknown := sorted(self.rerun_safe - self._tools.keys()):
+            raise ToolSetupError(f"`rerun_safe` names {unknown[0]!r}, which is no tool of this agent")
         self._instructions = instructions
         self._limits = limits or Limits()
         self._hooks = hooks if isinstance(hooks, Hooks) else AllHooks(hooks)
@@ -80,8 +85,7 @@ class Agent(DurableAgent):
 
 
 def _reply(context: InvocationContext, result: Result) -> Reply:
-    waits = isinstance(result, Interrupt)
-    return Reply.of(
-        context.invocation_id, output=None if waits else result, usage=context.usage,
-        interrupt=jsontext.decode(result.as_json()) if isinstance(result, Interrupt) else None,
-    )  # fmt: skip
+    id, usage = context.invocation_id, context.usage
+    if isinstance(result, Interrupt):
+        return Reply.of(id, interrupt=jsontext.decode(result.as_json()), usage=usage)
+    return Reply.of(id, output=result, usage=usage)

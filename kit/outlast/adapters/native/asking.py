@@ -113,7 +113,9 @@ def _calls(answer: _Answer) -> tuple[CallRequest, ...]:
     calls: list[CallRequest] = []
     for index, one in sorted(answer.calls.items()):
         taken = {call.id for call in calls}
-        id = one.id if one.id and one.id not in taken else f"{one.id or 'call'}-{index}"
+        id = one.id or f"call-{index}"
+        while id in taken:
+            id = f"{id}-{index}"
         calls.append(CallRequest(id, one.name or "", one.arguments))
     return tuple(calls)
 

@@ -40,6 +40,9 @@ class AllHooks(Hooks):
 
     def __init__(self, hooks: Sequence[Hooks]) -> None:
         self._hooks = tuple(hooks)
+        for hook in self._hooks:
+            if not isinstance(hook, Hooks):
+                raise TypeError(f"a hook is an instance of a class of outlast.Hooks; {hook!r} is none")
 
     async def on_message(self, context: InvocationContext) -> None:
         for hook in self._hooks:

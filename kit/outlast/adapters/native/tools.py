@@ -2,12 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from outlast.adapters.native.model import ToolSpec
 from outlast.core import jsontext
@@ -31,8 +32,8 @@ class ToolError(Exception):
 class Tool:
     """A function that a model may call. `async def` runs on the loop, `def` in a thread of its own.
 
-    With `needs_approval`, a person has to agree before it runs; it may be a function of the tool's arguments that says
-    whether.
+    With `needs_approval`, a person has to agree before it runs; it may be a function that says whether. That one takes
+    the arguments of the tool that it wants, by name, with their defaults where the model gave none.
     """
 
     def __init__(
@@ -44,49 +45,48 @@ class Tool:
         needs_approval: bool | Callable[..., Any] = False,
     ) -> None:
         """Take a function. Raise ToolSetupError for one whose parameters cannot be described to a model."""
+        if not callable(function):
+            raise ToolSetupError(f"a tool is a function; {function!r} is none")
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self._function, self._needs_approval = function, needs_approval
-        self._arguments = _arguments_of(function, self.name)
-        self.spec = ToolSpec(
-            self.name, description or inspect.getdoc(function) or "", self._arguments.model_json_schema()
-        )
+        self._arguments, schema = _arguments_of(function, self.name)
+        self._asked = _asked_of(needs_approval, list(schema["properties"]), self.name)
+        self.spec = ToolSpec(self.name, description or inspect.getdoc(function) or "", schema)
 
     async def run(self, arguments: str) -> str:
         """Call the function with JSON text from a model and return what the model is told.
 
         Raises ToolError for arguments that do not fit and a result that is not JSON; exceptions of the function go out.
         """
-        result = await call(partial(self._function, **self.check(arguments)))
-        if isinstance(result, str):
-            return result
-        if isinstance(result, BaseModel):
-            return result.model_dump_json()
-        try:
-            return jsontext.encode(result)
-        except OutlastError as error:
-            raise ToolError(f"the tool returned what JSON cannot hold: {error}") from None
+        return _told_of(await call(partial(self._function, **self.check(arguments))))
 
     def check(self, arguments: str) -> dict[str, Any]:
         """Return the arguments in JSON text as values for the function. Raises ToolError for what does not fit."""
-        try:
-            checked = self._arguments.model_validate_json(arguments or "{}")
-        except ValidationError as error:
-            raise ToolError(f"the arguments do not fit: {_told(error)}") from None
+        checked = self._checked(arguments)
         return {name.removeprefix(_PREFIX): getattr(checked, name) for name in checked.model_fields_set}
 
     async def asks(self, arguments: str) -> bool:
         """Say whether a person has to agree to a call. Not for arguments that the tool refuses anyway."""
         try:
-            values = self.check(arguments)
+            checked = self._checked(arguments)
         except ToolError:
             return False
-        if callable(self._needs_approval):
-            return bool(await call(partial(self._needs_approval, **values)))
-        return self._needs_approval
+        if not callable(self._needs_approval):
+            return self._needs_approval
+        values = {name: getattr(checked, f"{_PREFIX}{name}") for name in self._asked}
+        return bool(await call(partial(self._needs_approval, **values)))
+
+    def _checked(self, arguments: str) -> BaseModel:
+        try:
+            return self._arguments.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            raise ToolError(f"the arguments do not fit: {_told(error)}") from None
 
 
 def tools(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Return tools by name. Raise ToolSetupError when two have one name."""
+    if isinstance(given, Tool) or callable(given):
+        raise ToolSetupError("`tools` is a sequence, such as [pay]")
     found: dict[str, Tool] = {}
     for one in given:
         tool = one if isinstance(one, Tool) else Tool(one)
@@ -96,7 +96,8 @@ def tools(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     return found
 
 
-def _arguments_of(function: Callable[..., Any], name: str) -> type[BaseModel]:
+def _arguments_of(function: Callable[..., Any], name: str) -> tuple[type[BaseModel], dict[str, Any]]:
+    """Return a model of the parameters of a function, and its JSON schema."""
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         hints = typing.get_type_hints(target, include_extras=True)
@@ -111,9 +112,46 @@ def _arguments_of(function: Callable[..., Any], name: str) -> type[BaseModel]:
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[f"{_PREFIX}{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
     try:
-        return create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
-    except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
+        model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        return model, model.model_json_schema()
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise ToolSetupError(f"the tool {name!r} has a parameter that JSON cannot describe: {error}") from error
+
+
+def _asked_of(needs_approval: object, parameters: Sequence[str], name: str) -> Sequence[str]:
+    """Return which of a tool's parameters the function takes that says whether a call needs approval."""
+    if not callable(needs_approval):
+        if not isinstance(needs_approval, bool):
+            raise ToolSetupError(f"`needs_approval` of the tool {name!r} must be true, false or a function")
+        return ()
+    taken = inspect.signature(needs_approval).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in taken):
+        return parameters
+    for one in taken:
+        positional = one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL)
+        if positional or (one.name not in parameters and one.default is one.empty):
+            raise ToolSetupError(
+                f"`needs_approval` of the tool {name!r} takes {one}, which is no parameter of the tool"
+            )
+    return [one.name for one in taken if one.name in parameters]
+
+
+def _told_of(result: object) -> str:
+    """Return the text of what a tool returned: itself, or JSON, also of what pydantic writes as JSON."""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, BaseModel):
+        return result.model_dump_json()
+    try:
+        return jsontext.encode(result)
+    except OutlastError as error:
+        refused = error
+    try:
+        if not isinstance(result, Iterator):  # reading one would run code of the tool
+            return jsontext.encode(to_jsonable_python(result))
+    except (PydanticSerializationError, OutlastError, ValueError):
+        pass
+    raise ToolError(f"the tool returned what JSON cannot hold: {refused}")
 
 
 def _told(error: ValidationError) -> str:

@@ -1,6 +1,7 @@
 """One run of the native agent: start, recover, resume. The items of the history say what is left to do."""
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,13 @@ from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
 from outlast.core import jsontext
-from outlast.core.errors import AgentResumeError, InvalidRequest, LeaseLost, RunFailed
-from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.errors import AgentResumeError, InvalidRequest, LeaseLost, NotJSON, RunFailed
+from outlast.core.records import Approval, ApprovalStatus, StoredItem
 from outlast.core.resume import ResumeKind, for_model, repair, require_resume_point
-from outlast.core.transcript import CallRequest, Message, Role, StopReason
+from outlast.core.transcript import Message, Role, StopReason
 from outlast.store.grouped import Part
+
+logger = logging.getLogger("outlast.adapters")
 
 LONGEST_RESULT = 1_000_000
 """Characters of a tool's result; it is stored several times, and no model would read more."""
@@ -76,9 +79,14 @@ class NativeTurn:
     async def result(self) -> Result | None:
         items = await self._items()
         last = items.stored[-1] if items.stored else None
-        if last is None or last.invocation_number != self._number or not self._is_over(items):
+        if last is None or last.invocation_number != self._number or self._is_given(last) or not self._is_over(items):
             return None
         return self._result(items)
+
+    def _is_given(self, one: StoredItem) -> bool:
+        """Say whether an item is a message of this run's input, which may be one of an assistant."""
+        given = self._input.messages if isinstance(self._input, Messages) else ()
+        return one.id in {self._id_of(index) for index in range(len(given))}
 
     def _is_over(self, items: Items) -> bool:
         """An answer without calls is the end, also one that a later resume would go on from; only a pause is not."""
@@ -93,14 +101,14 @@ class NativeTurn:
             await self._add(items, self._input)
         else:
             await self._decide(items, self._input or ())
+        await self._leave_open(items)
         return await self._go(items)
 
     async def _add(self, items: Items, input: Messages) -> None:
         """Store new messages, and before them an answer to each call that an earlier run left open."""
         approvals.refuse_waiting(self._waiting(items), self._number)
         given = [(self._id_of(index), _given(message)) for index, message in enumerate(input.messages)]
-        if known := next((id for id, _ in given if items.has(id)), None):
-            raise RunFailed("invalid_input", f"the history has a message with the id {known!r} already")
+        items.refuse_known(id for id, _ in given)
         await self._hooks.on_message(self._run.context)
         closing = [(_new_id(), await self._closed(items, call)) for call in self._open(items)]
         await self._append([*closing, *given], self._closing(items))
@@ -119,24 +127,32 @@ class NativeTurn:
 
     async def go_on(self) -> Result:
         items = await self._items()
-        opened = self._leave_dead(items)
+        opened = await self._leave_open(items)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         return await self._go(items)
 
     async def resume(self) -> Result:
         items = await self._items()
+        if any(one.invocation_number == self._number for one in items.stored):
+            # A later attempt: what its history ends with is its own, also what it asked a person.
+            return await self.go_on()
         point = require_resume_point(items.messages)
         if point.kind is ResumeKind.AWAIT_APPROVAL:
             raise AgentResumeError("awaiting_approval")
         self._run.events.resume(point.kind)
-        if not self._leave_dead(items):
+        if not await self._leave_open(items):
             await self._append([(_new_id(), message) for message in repair(items.messages)])
         return await self._go(items)
 
-    def _leave_dead(self, items: Items) -> list[ToolCall]:
-        """Have the journal answer what a dead run left open, but for what a person has agreed to since."""
-        opened = self._open(items)
-        self._run.journal.dead.update(call.key for call in opened if call.key not in items.approvals)
+    async def _leave_open(self, items: Items) -> list[ToolCall]:
+        """Have the journal answer the calls that this attempt found open and did not ask for, and return them.
+
+        Only what a person has agreed to runs, when its journal knows that it never began.
+        """
+        opened, journal = self._open(items), self._run.journal
+        for call in opened:
+            if call.key not in items.approvals or not await journal.has(call):
+                journal.dead.add(call.key)
         return opened
 
     async def close(self, answer: Outcome) -> None:
@@ -174,7 +190,7 @@ class NativeTurn:
             context, self._run.events, self._model, [*system, *for_model(items.messages)],
             [tool.spec for tool in self._tools.values()], retries=self._limits.retries,
         )  # fmt: skip
-        asking = [index for index, call in enumerate(said.calls) if await self._needs_approval(call)]
+        asking = [at for at, call in enumerate(said.calls) if await self._needs_approval(call.name, call.arguments)]
         parts = items.append([(told.message_id, said)], number=self._number)
         opened = self._open(items)
         asked = [approvals.Question.about(opened[index]) for index in asking]
@@ -187,14 +203,14 @@ class NativeTurn:
             items.decided((await self._run.history.approvals([call.key for call in opened])).values())
         return said
 
-    async def _needs_approval(self, call: CallRequest) -> bool:
-        tool = self._tools.get(call.name)
-        if tool is None or not await tool.asks(call.arguments):
+    async def _needs_approval(self, name: str, arguments: str) -> bool:
+        tool = self._tools.get(name)
+        if tool is None or not await tool.asks(arguments):
             return False
         if self._run.context.session_id is None:
             raise RunFailed(
                 "approval_needs_session",
-                f"the tool {call.name!r} needs an approval, which comes by another run of the session; give this run "
+                f"the tool {name!r} needs an approval, which comes by another run of the session; give this run "
                 "a session_id",
             )
         return True
@@ -233,6 +249,9 @@ class NativeTurn:
         if decision is not None and edited:
             call = replace(call, arguments=decision.arguments)
         journal = self._run.journal
+        if row is None and call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
+            # Also where the tool may run again: nobody agreed to it once.
+            return _result_of(call, await journal.close(call, proven=True))
         outcome = await journal.start(call)
         if outcome is None:
             with journal.body(call):
@@ -256,7 +275,8 @@ class NativeTurn:
             return Outcome("error", str(error))
         except LeaseLost:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told, and no tool ends the server
+        except (Exception, SystemExit) as error:  # the model is told, and no tool ends the server
+            logger.info("the tool %r raised", call.name, exc_info=error)
             return Outcome("error", f"{type(error).__name__}: {error}")
 
     async def _closed(self, items: Items, call: ToolCall, otherwise: Outcome = INTERRUPTED) -> Message:
@@ -320,11 +340,16 @@ def _new_id() -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
+    """Return the value of a call's arguments; what is no JSON, or JSON text in JSON, stays as it came: its tool refuses it.
+
+    `_text` of it is what was asked about: text that was unpacked here would pass where it had been refused before.
+    """
     try:
-        return jsontext.parse(arguments.encode())
-    except (InvalidRequest, UnicodeEncodeError):
+        value = jsontext.parse(arguments.encode())
+        jsontext.encode(value)
+    except (InvalidRequest, UnicodeEncodeError, NotJSON):
         return arguments
+    return arguments if isinstance(value, str) else value
 
 
 def _text(arguments: Any) -> str:

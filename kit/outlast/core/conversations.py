@@ -1,0 +1,131 @@
+"""Conversations and memories as users see them, in process and over HTTP. Times are milliseconds since 1970 UTC."""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.core import ids, jsontext
+from outlast.core.times import milliseconds
+
+MOST_LISTED = 1000
+"""Memories that a list returns at once."""
+
+JSON_LINES = "application/jsonl"
+"""The media type of an export."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation."""
+
+    id: str
+    agent: str
+    """The agent that may run in it."""
+    actor_id: str
+    """On whose behalf; a label that the caller chose."""
+    parent: str | None
+    """The session this one is a child of."""
+    root: str
+    """The first of its ancestors; a session without parent is its own root."""
+    forked_from: str | None
+    labels: Mapping[str, str]
+    active: str | None
+    """The invocation that is not final yet."""
+    created_at: int
+    last_activity: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionItem:
+    """One entry of a session's history. Positions rise, and may have gaps where items were removed."""
+
+    id: str
+    position: int
+    content: dict[str, Any]
+    created_at: int
+    invocation_id: str | None
+    """The run that stored it, as long as that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """A part of a list of sessions; `cursor` is None on the last one."""
+
+    sessions: list[Session]
+    cursor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory: a text at a path."""
+
+    path: str
+    content: str
+    actor_id: str
+    session_id: str | None
+    created_at: int
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySearchResult:
+    """A memory that was found; a higher score is a better match, within one search."""
+
+    memory: Memory
+    score: float
+
+
+def session_line(session: Session) -> str:
+    """Return a session as the first line of an export."""
+    return jsontext.encode(
+        {
+            "type": "session", "id": session.id, "agent": session.agent, "actor_id": session.actor_id,
+            "labels": dict(session.labels),
+        }
+    )  # fmt: skip
+
+
+def item_line(item: SessionItem) -> str:
+    """Return an item as a line of an export."""
+    return jsontext.encode({"type": "item", "id": item.id, "content": item.content})
+
+
+def session_of_json(value: Mapping[str, Any]) -> Session:
+    """Read a session as the HTTP API shows it."""
+    return Session(
+        value["id"], value["agent"], value["actor_id"], value["parent"], value["root"], value["forked_from"],
+        value["labels"], value["active"], milliseconds(value["created_at"]), milliseconds(value["last_activity"]),
+    )  # fmt: skip
+
+
+def item_of_json(value: Mapping[str, Any]) -> SessionItem:
+    """Read an item as the HTTP API shows it."""
+    at = milliseconds(value["created_at"])
+    return SessionItem(value["id"], value["position"], value["content"], at, value["invocation_id"])
+
+
+def memory_of_json(value: Mapping[str, Any]) -> Memory:
+    """Read a memory as the HTTP API shows it."""
+    return Memory(
+        value["path"], value["content"], value["actor_id"], value["session_id"],
+        milliseconds(value["created_at"]), milliseconds(value["updated_at"]),
+    )  # fmt: skip
+
+
+def memory_cursor(path: str, session_id: str | None) -> str:
+    """Return the cursor of a list that goes on behind a memory."""
+    return urlsafe_b64encode(f"{path}\n{session_id or ''}".encode()).decode()
+
+
+def memory_place(cursor: str) -> tuple[str, str | None]:
+    """Return the path and the session that a cursor stands for. Raise ValueError for one that is none."""
+    path, session_id = urlsafe_b64decode(cursor).decode().split("\n")
+    return ids.memory_place((path, session_id or None))
+
+
+async def lines_of(export: Iterable[str] | AsyncIterable[str]) -> list[str]:
+    """Return the lines of what `export` gave, also while it is given, or as one text."""
+    if isinstance(export, str):
+        return export.split("\n")
+    return [line async for line in export] if isinstance(export, AsyncIterable) else list(export)
