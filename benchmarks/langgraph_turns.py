@@ -1,8 +1,9 @@
 """What a turn of a long LangGraph session costs: `StoreSaver` beside LangGraph's own checkpointers, as a table.
 
 `python benchmarks/langgraph_turns.py --turns 500`: the same graph of two steps, a message of 1 KB each way, turn by turn
-in alternation, so that the columns share the weather of the machine. A turn of outlast is a whole durable run (accepted,
-leased, finished); one of LangGraph is its `ainvoke`. Bytes are what the columns of checkpoint tables hold.
+in alternation, so that the columns share the weather of the machine. Two columns compare checkpointers, by the graph's own
+`ainvoke(…, durability="sync")`; a turn of `LangGraphAgent` is a whole durable run, with its log and its record. Bytes are what
+the columns of checkpoint tables hold, in kilobytes after the times in milliseconds.
 """
 
 import argparse
@@ -23,9 +24,9 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from outlast.adapters import open_store
+from outlast.adapters import LocalStore, open_store
 from outlast.testing.postgres import PostgresServer, PostgresUnavailable
-from outlast_langgraph import LangGraphAgent
+from outlast_langgraph import LangGraphAgent, StoreSaver
 
 MARKS = (10, 40, 80, 160, 320, 500, 1000)
 WINDOW = 9
@@ -98,15 +99,8 @@ class Rival:
 
 async def rivals(stack: AsyncExitStack, database: str, folder: Path, new_url: Callable[[], str]) -> list[Rival]:
     store = await stack.enter_async_context(open_store(new_url()))
-    engine = (await store.store())._engine
-
-    async def ask_ours(query: str) -> int:
-        with engine.connect() as connection:
-            return int(connection.exec_driver_sql(query.replace("FROM ", f"FROM {schema}")).scalar_one())
-
-    url = (await store.store()).url
-    schema = f'"{url.schema}".' if url.schema else ""
     chat = LangGraphAgent(graph()).session("s", store=store)
+    plain = await stack.enter_async_context(open_store(new_url()))
     config = {"configurable": {"thread_id": "s"}}
 
     def invoked(compiled: Any) -> Turn:
@@ -138,17 +132,33 @@ async def rivals(stack: AsyncExitStack, database: str, folder: Path, new_url: Ca
 
         size = "octet_length({})"
         official = Rival("AsyncPostgresSaver", invoked(graph(postgres)), POSTGRES, ask_postgres, size)
-    return [Rival("outlast", chat.run, OURS, ask_ours, size), official]
+    alone = invoked(graph(StoreSaver(plain)))
+    return [
+        official,
+        Rival("StoreSaver", alone, OURS, await _asking(plain), size),
+        Rival("LangGraphAgent", chat.run, OURS, await _asking(store), size),
+    ]
+
+
+async def _asking(store: LocalStore) -> Callable[[str], Awaitable[int]]:
+    opened = await store.store()
+    schema = f'"{opened.url.schema}".' if opened.url.schema else ""
+
+    async def ask(query: str) -> int:
+        with opened._engine.connect() as connection:
+            return int(connection.exec_driver_sql(query.replace("FROM ", f"FROM {schema}")).scalar_one())
+
+    return ask
 
 
 async def measure(database: str, folder: Path, new_url: Callable[[], str], turns: int) -> None:
     async with AsyncExitStack() as stack:
-        both = await rivals(stack, database, folder, new_url)
+        all_ = await rivals(stack, database, folder, new_url)
         for number in range(1, turns + 1):
-            for rival in both:
+            for rival in all_:
                 await rival.turn(f"{number} {TEXT}")
             if number in MARKS:
-                cells = [f"{rival.milliseconds():.1f} | {await rival.kilobytes():,.0f}" for rival in both]
+                cells = [f"{rival.milliseconds():.1f} | {await rival.kilobytes():,.0f}" for rival in all_]
                 print(f"| {database} | {number} | {' | '.join(cells)} |", flush=True)
 
 
@@ -156,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure turns of long LangGraph sessions.")
     parser.add_argument("--turns", type=int, default=500, help="turns of the session")
     options = parser.parse_args(arguments)
-    print("| database | turn | outlast, ms | KB | LangGraph's own, ms | KB |\n| --- | --- | --- | --- | --- | --- |")
+    print("| database | turn | LangGraph's own, ms | KB | StoreSaver, ms | KB | LangGraphAgent, ms | KB |")
+    print("|" + " --- |" * 8)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outlast-bench-")))
         asyncio.run(measure("sqlite", folder, lambda: f"sqlite:///{folder / uuid.uuid4().hex}.db", options.turns))

@@ -88,7 +88,8 @@ class Frames:
         """Append what a value is made of, and return how."""
         if type(self._serde) in (JsonPlusSerializer, Verbatim):
             if type(value) is list:
-                values.append([self._element(element) for element in value])
+                digests = self._memory.digests(value)
+                values.append([self._element(*known) for known in zip(value, digests, strict=True)])
                 return _LIST
             if type(value) is dict and all(type(key) is str for key in value):
                 if len(value) <= OPENED_ENTRIES and depth < OPENED_DEPTH:
@@ -98,8 +99,7 @@ class Frames:
         values.append(self._dumped(value))
         return _WHOLE
 
-    def _element(self, value: Any) -> Element:
-        known = self._memory.digest(value)
+    def _element(self, value: Any, known: bytes | None) -> Element:
         if known is not None and known in self._stored:
             return known
         payload = self._dumped(value)
@@ -116,7 +116,7 @@ class Frames:
         counts = Counter(
             element for value in found for element in elements_of(value) if not isinstance(element, Payload)
         )
-        remembered = {digest: value for digest in counts if (value := self._memory.recall(digest)) is not None}
+        remembered = self._memory.recall(counts)
         # What is remembered is handed out once.
         missing = [digest for digest, count in counts.items() if count > 1 or digest not in remembered]
         return Loads(self._serde, self._memory, remembered, await history.parts(missing) if missing else {})

@@ -31,7 +31,9 @@ class WrappedGraph:
     def __init__(self, graph: Any) -> None:
         compiled = _compiled(graph)
         seams.check()
-        made = seams.instrument(compiled, _saver(compiled), DurableStore())
+        saver = _saver(compiled)
+        self.keeps_own_state = isinstance(saver, GuardedSaver)
+        made = seams.instrument(compiled, saver, DurableStore())
         self.guarded = made.graph
         self.warnings = tuple(made.warnings)
         self.messages_key = seams.messages_key(compiled, made)

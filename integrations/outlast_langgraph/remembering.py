@@ -1,12 +1,12 @@
 """The messages of histories that this process loaded or stored, so that they need not be loaded and serialised again.
 
-Messages can be changed by whoever holds them. So each is remembered with what it said, and counts only while it says
-the same. That is a quarter of the cost of serialising it, and a tenth of loading it.
+Messages can be changed by whoever holds them. So each is remembered with a copy of its containers, and counts only while
+it equals that. The texts in them are the same objects, so that this costs next to nothing.
 """
 
-import marshal
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
@@ -17,9 +17,15 @@ MOST = 10_000
 """Messages that are remembered, of all histories together."""
 
 
+AT_ONCE = 64
+"""Messages that are compared together."""
+
+_LEAVES = (str, int, float, bool, bytes, type(None))
+
+
 class _Remembered(NamedTuple):
     value: BaseMessage
-    said: bytes
+    fields: tuple[Any, Any]
     digest: bytes
 
 
@@ -33,15 +39,16 @@ class Memory:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def digest(self, value: Any) -> bytes | None:
-        """Return the digest of a message that says what it said when it was remembered."""
-        found = self._by_id.get(id(value))
-        return None if found is None or _said(value) != found.said else found.digest
+    def digests(self, values: Sequence[Any]) -> list[bytes | None]:
+        """Return the digests of those that are messages and say what they said when they were remembered."""
+        found = [self._by_id.get(id(value)) for value in values]
+        same = {id(one.value): one.digest for one in _unchanged([one for one in found if one is not None])}
+        return [same.get(id(value)) for value in values]
 
-    def recall(self, digest: bytes) -> BaseMessage | None:
-        """Return a message that was loaded, and that nobody changed since."""
-        found = self._loaded.get(digest)
-        return None if found is None or _said(found.value) != found.said else found.value
+    def recall(self, digests: Iterable[bytes]) -> dict[bytes, Any]:
+        """Return the messages that were loaded, and that nobody changed since."""
+        found = [one for digest in digests if (one := self._loaded.get(digest)) is not None]
+        return {one.digest: one.value for one in _unchanged(found)}
 
     def note_loaded(self, digest: bytes, value: Any) -> None:
         """Remember what a part was loaded as."""
@@ -54,22 +61,49 @@ class Memory:
             self._note(digest_of(payload.content), value)
 
     def _note(self, digest: bytes, value: Any) -> _Remembered | None:
-        if not isinstance(value, BaseMessage) or (said := _said(value)) is None:
+        if not isinstance(value, BaseMessage):
+            return None
+        try:
+            fields = _copied(_fields(value))
+        except _Unknown:
             return None
         if len(self) >= MOST:
             self._by_id.clear()
             self._loaded.clear()
-        found = self._by_id[id(value)] = _Remembered(value, said, digest)
+        found = self._by_id[id(value)] = _Remembered(value, fields, digest)
         return found
 
 
-def _said(message: BaseMessage) -> bytes | None:
+def _unchanged(remembered: Sequence[_Remembered]) -> Iterator[_Remembered]:
+    for at in range(0, len(remembered), AT_ONCE):
+        some = remembered[at : at + AT_ONCE]
+        yield from some if _are_same(some) else (one for one in some if _are_same([one]))
+
+
+def _are_same(some: Sequence[_Remembered]) -> bool:
     try:
-        # Version 2 has no references, which would make it depend on who else holds a value. It takes exact built-in
-        # types only.
-        return marshal.dumps((message.__dict__, message.__pydantic_extra__), 2)
-    except ValueError:
-        return None
+        return [_fields(one.value) for one in some] == [one.fields for one in some]
+    except Exception:  # noqa: BLE001 - somebody put an object into a message that cannot be compared
+        return False
+
+
+def _fields(message: BaseMessage) -> tuple[Any, Any]:
+    return message.__dict__, message.__pydantic_extra__
+
+
+class _Unknown(Exception):
+    """A message holds what is no JSON."""
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if kind is dict:
+        return {key: _copied(inner) for key, inner in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(_copied, value))
+    raise _Unknown
 
 
 class Memories:

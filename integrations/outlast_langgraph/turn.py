@@ -181,7 +181,7 @@ class LangGraphTurn:
     @at_the_border
     async def resume(self) -> Result:
         snapshot = await self._committed(await self._state())
-        if await asking.waits(self._run.history):
+        if await asking.awaited(self._run.history, snapshot.interrupts) is not None:
             raise AgentResumeError("awaiting_approval")
         point = self._point(snapshot)
         match point.kind:

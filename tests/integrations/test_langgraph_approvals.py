@@ -3,19 +3,22 @@
 import asyncio
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from outlast import AgentClient, DurableAgentServer, EngineSettings, Reply, RunFailed, SessionBusy, open_store
 from outlast.adapters import ChatSession, LocalStore
+from outlast.core.errors import AgentResumeError
 from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind, ResumePoint
 from outlast.testing.scripted import Say, Script, ScriptedCall
@@ -272,6 +275,27 @@ async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(loca
     assert point is not None
     assert (point.kind, point.approvals) == ("call_model", ())
     assert (await chat.resume()).text == "You said 3"
+
+
+async def test_a_question_from_before_is_answered_here(local: LocalStore, tmp_path: Path) -> None:
+    """The user's own checkpointer has it; no run here asked."""
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"You said {interrupt('how many?')}")]}
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask")
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "own.db")) as saver:
+        graph = builder.compile(checkpointer=saver)
+        await graph.ainvoke({"messages": [HumanMessage("go")]}, {"configurable": {"thread_id": "s"}})
+        chat = LangGraphAgent(graph).session("s", store=local)
+        point = await chat.resume_point()
+        assert point is not None
+        assert (point.kind, [one["value"] for one in point.approvals]) == ("await_approval", ["how many?"])
+        with pytest.raises(AgentResumeError, match="a person has to decide"):
+            await chat.resume()
+        reply = await chat.run({"resume": {"answers": {point.approvals[0]["id"]: 3}}})
+        assert (reply.text, await chat.resume_point()) == ("You said 3", None)
+        assert await LangGraphAgent(graph).session("other", store=local).resume_point() is None
 
 
 async def test_cancelling_a_run_closes_what_its_calls_asked(local: LocalStore) -> None:

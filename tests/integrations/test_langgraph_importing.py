@@ -13,7 +13,9 @@ pytest.importorskip("langchain")
 pytest.importorskip("langgraph.checkpoint.sqlite")
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -23,8 +25,9 @@ from typer.testing import CliRunner
 
 from outlast import cli
 from outlast.adapters import LocalStore, open_store
+from outlast.core.errors import AgentResumeError
 from outlast.core.portal import portal
-from outlast.testing.scripted import Script
+from outlast.testing.scripted import Say, Script, ScriptedCall
 from outlast_langgraph import LangGraphAgent, StoreSaver
 from outlast_langgraph.testing import ScriptedChatModel
 
@@ -154,9 +157,46 @@ def test_a_question_that_was_open_is_answered_here(official: tuple[str, Opened],
 
     async def answer(store: LocalStore) -> Any:
         chat = LangGraphAgent(builder.compile(), name="mine").session("q", store=store)
-        return (await chat.run({"resume": "this"})).text
+        point = await chat.resume_point()
+        assert point is not None
+        (question,) = point.approvals
+        with pytest.raises(AgentResumeError, match="a person has to decide"):
+            await chat.resume()
+        reply = await chat.run({"resume": {"answers": {question["id"]: "this"}}})
+        return point.kind, question["value"], reply.text, await chat.resume_point()
 
-    assert with_store(store_url, answer) == "you said this"
+    assert with_store(store_url, answer) == ("await_approval", "which one?", "you said this", None)
+
+
+def test_calls_that_waited_for_approval_are_decided_here(official: tuple[str, Opened], store_url: str) -> None:
+    source, opened = official
+    paid: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    def payer(*answers: Any, checkpointer: Any = None) -> Any:
+        middleware = HumanInTheLoopMiddleware(interrupt_on={"pay": True})
+        model = ScriptedChatModel(script=Script(*answers))
+        return create_agent(model, [pay], middleware=[middleware], checkpointer=checkpointer)
+
+    with opened() as saver:
+        graph = payer(Say("I will.", [ScriptedCall("pay", {"amount": 5})]), checkpointer=saver)
+        graph.invoke({"messages": [HumanMessage("pay")]}, {"configurable": {"thread_id": "q"}})
+    assert imported(source, store_url)[0] == 0
+
+    async def decide(store: LocalStore) -> Any:
+        chat = LangGraphAgent(payer("Done."), name="mine").session("q", store=store)
+        point = await chat.resume_point()
+        assert point is not None
+        (asked,) = point.approvals
+        reply = await chat.run({"resume": {"decisions": [{"id": asked["id"], "type": "approve"}]}})
+        return asked["name"], asked["arguments"], reply.text, paid
+
+    assert with_store(store_url, decide) == ("pay", {"amount": 5}, "Done.", [5])
 
 
 class Note(BaseModel):

@@ -40,9 +40,12 @@ class History:
     async def of_session(cls, store: Store, principal: str, session_id: str) -> "History | None":
         """Return the history of a session, or None when nothing ever ran in it."""
         number = await store.read.session_number(principal, session_id)
-        if number is None:
-            return None
-        return cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+        return None if number is None else cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+
+    @classmethod
+    def of_none(cls, store: Store, principal: str, session_id: str) -> "History":
+        """Return the history of a session that does not exist yet: the store has nothing of it."""
+        return cls(store, scope="", thread=thread_name(principal, session_id))
 
     @property
     def key(self) -> tuple[int, str]:
