@@ -197,6 +197,8 @@ def expire(connection: Connection, *, number: int, epoch: int, outcome: Outcome)
     record = _again(connection, record)
     if record.epoch != epoch or record.status.final:
         return None
+    if record.status is Status.QUEUED and record.cancel is None:
+        return None
     return _end(connection, record, outcome, None)
 
 
