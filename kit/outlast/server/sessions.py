@@ -4,7 +4,7 @@ Session ids travel percent-encoded and may hold a slash, so the path is taken ap
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -298,7 +298,7 @@ def _point(point: Any) -> str:
         {
             "kind": point.kind, "description": point.description, "cause": point.cause,
             "partial_text": point.partial_text, "approvals": list(point.approvals),
-            "unanswered_tool_calls": [{"id": one.id, "name": one.name} for one in point.unanswered_tool_calls],
+            "unanswered_tool_calls": [asdict(one) for one in point.unanswered_tool_calls],
         }
     )  # fmt: skip
     return f'{fields[:-1]},"interrupted_at":{project.time(point.interrupted_at)}}}'
