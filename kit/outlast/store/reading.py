@@ -337,7 +337,8 @@ class Reader:
 
     async def workers(self) -> list[WorkerRow]:
         query = select(
-            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.started_at,
+            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.claims,
+            workers.c.started_at,
             beats.c.counter, beats.c.stalled, beats.c.at,
         ).join(beats, beats.c.worker_id == workers.c.id).order_by(workers.c.started_at, workers.c.id)  # fmt: skip
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
