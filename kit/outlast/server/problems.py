@@ -19,6 +19,7 @@ from outlast.core.errors import (
     NotFound,
     NotJSON,
     OutlastError,
+    RunFailed,
     StoreUnavailable,
 )  # fmt: skip
 
@@ -79,7 +80,7 @@ def of(error: OutlastError) -> Response:
             return problem(410, error.code, str(error))
         case AgentResumeError():
             return problem(409, f"resume_{error.reason}", str(error))
-        case Conflict():
+        case Conflict() | RunFailed():  # what a run of the session would fail with, too
             return problem(409, error.code, str(error))
         case StoreUnavailable():
             return problem(503, error.code, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
