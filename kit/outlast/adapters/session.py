@@ -193,13 +193,7 @@ class ChatSession:
 
     async def _unfinished(self, store: Store) -> Invocation | None:
         """Return the oldest run of the session that is not final."""
-        for status in (Status.RUNNING, Status.QUEUED):
-            found = await store.read.listed(
-                PRINCIPAL, session_id=self.id, status=status, agent=None, metadata={}, before=None, limit=1000
-            )
-            if found:
-                return found[-1]
-        return None
+        return await store.read.unfinished(PRINCIPAL, self.id)
 
     async def _ended(self, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
         end: dict[str, Any] = {}
