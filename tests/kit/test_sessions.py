@@ -60,6 +60,15 @@ async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(
     assert caught.value.code == "session_exists"
 
 
+async def test_labels_are_short_also_when_they_come_one_after_another(sessions: Sessions) -> None:
+    await sessions.create("s", labels={"a": "x" * 40_000})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.create("other", labels={"a": "x" * 65_536})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.update("s", labels={"b": "x" * 40_000})
+    assert (await sessions.update("s", labels={"a": None, "b": "x" * 40_000})).labels == {"b": "x" * 40_000}
+
+
 @pytest.mark.parametrize("id", ["", "a\x00", "a" * 513, "\ud800", 7])
 async def test_an_impossible_name_is_refused(sessions: Sessions, id: Any) -> None:
     acts = (

@@ -1,11 +1,15 @@
 """The names a client chooses: the invocation id (a UUID), and short texts for everything else."""
 
 import re
+from collections.abc import Mapping
 
 from outlast.core.errors import InvalidRequest
 
 MAX_SESSION_ID = 512
 """Characters."""
+
+MAX_LABELS = 65_536
+"""Characters of all labels of something together, names and values: lists show them."""
 
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Unicode's categories Cc and Cs."""
@@ -52,6 +56,15 @@ def memory_place(value: object, field: str = "after") -> tuple[str, str | None]:
     if not isinstance(value, tuple) or len(value) != 2:
         raise InvalidRequest(f"`{field}` must be a path and a session", code="invalid_cursor", field=field)
     return memory_path(value[0], field), None if value[1] is None else session_id(value[1])
+
+
+def labels(found: Mapping[str, str], field: str) -> Mapping[str, str]:
+    """Return labels unchanged, or raise InvalidRequest (`invalid_field`) when they are too long together."""
+    if sum(len(name) + len(value) for name, value in found.items()) > MAX_LABELS:
+        raise InvalidRequest(
+            f"`{field}` have more than {MAX_LABELS} characters together", code="invalid_field", field=field
+        )
+    return found
 
 
 def limit(value: object, most: int) -> int:

@@ -263,6 +263,7 @@ def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
         isinstance(key, str) and isinstance(value, allowed) for key, value in labels.items()
     ):
         raise InvalidRequest("`labels` must be an object of strings", field="labels")
+    ids.labels({key: value or "" for key, value in labels.items()}, "labels")
     return dict(labels)
 
 

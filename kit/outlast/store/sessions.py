@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import func, literal_column, select
 
-from outlast.core import jsontext
+from outlast.core import ids, jsontext
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
 from outlast.core.records import StoredItem, StoredSession
 from outlast.core.transcript import Message, Role, open_calls
@@ -259,8 +259,8 @@ def _exists(id: str) -> Conflict:
 def _label(connection: Connection, principal: str, id: str, labels: Mapping[str, str | None]) -> StoredSession:
     found = _find(connection, principal, id)
     merged = {**jsontext.decode(found.labels), **labels}
-    kept = {key: value for key, value in merged.items() if value is not None}
-    connection.send(_LABEL, number=found.number, labels=jsontext.encode(kept))
+    kept = ids.labels({key: value for key, value in merged.items() if value is not None}, "labels")
+    connection.send(_LABEL, number=found.number, labels=jsontext.encode(dict(kept)))
     return _find(connection, principal, id)
 
 

@@ -150,14 +150,14 @@ def _timeout(value: Any) -> float | None:
     return max(float(value), SHORTEST_TIMEOUT_SECONDS)
 
 
-def _metadata(value: Any) -> dict[str, str] | None:
+def _metadata(value: Any) -> Mapping[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(label, str) for label in value.values()):
         raise _bad("metadata", "`metadata` must be an object of strings")
     if any(_UNSEARCHABLE.search(text) for pair in value.items() for text in pair):
         raise _bad("metadata", "`metadata` must not hold NUL characters or lone surrogates")
-    return value
+    return ids.labels(value, "metadata")
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
