@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -12,6 +13,8 @@ from outlast.core.errors import Conflict, Gone, InvalidRequest, NotFound, Sessio
 from outlast.core.records import Outcome, Request, Status
 from outlast.sessions import SessionStore
 from outlast.store import Store
+from outlast.testing.postgres import PostgresServer
+from outlast.testing.proxy import Cut, FaultProxy
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +59,15 @@ async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(
     with pytest.raises(Conflict, match="another agent, actor") as caught:
         await sessions.create("s", actor_id="bob")
     assert caught.value.code == "session_exists"
+
+
+async def test_labels_are_short_also_when_they_come_one_after_another(sessions: Sessions) -> None:
+    await sessions.create("s", labels={"a": "x" * 40_000})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.create("other", labels={"a": "x" * 65_536})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.update("s", labels={"b": "x" * 40_000})
+    assert (await sessions.update("s", labels={"a": None, "b": "x" * 40_000})).labels == {"b": "x" * 40_000}
 
 
 @pytest.mark.parametrize("id", ["", "a\x00", "a" * 513, "\ud800", 7])
@@ -441,6 +453,31 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
         assert answer.content["content"] == "b"
     if change == "clear":
         assert answer == 2
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "change", ["clear", *(pytest.param(one, marks=pytest.mark.slow) for one in CHANGES if one != "clear")]
+)
+async def test_a_change_that_is_cut_at_any_message_happens_once(postgres_server: PostgresServer, change: str) -> None:
+    direct, (apply, left) = postgres_server.create_database(), CHANGES[change]
+    with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+        store = await Store.open(proxy.url(direct))
+        for direction, when in itertools.product(("to_server", "to_client"), ("before", "after")):
+            for nth in itertools.count(1):
+                sessions = SessionStore(store, principal=f"{direction}-{when}-{nth}")
+                await sessions.create("s")
+                await sessions.append("s", said("a", "b"))
+                armed = proxy.cut(Cut(direction, nth, when), open_connections=True)  # type: ignore[arg-type]
+                answer = await asyncio.wait_for(apply(sessions), 20)
+                cut = armed.fired
+                proxy.cut(Cut(containing=b"no more of them"), open_connections=True)
+                assert await texts(sessions, "s") == left, (direction, when, nth)
+                assert change != "clear" or answer == 2, (direction, when, nth)
+                assert change != "pop" or answer.content["content"] == "b", (direction, when, nth)
+                if not cut:
+                    break
+        await store.close()
 
 
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])

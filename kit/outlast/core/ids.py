@@ -11,6 +11,9 @@ MAX_SESSION_ID = 512
 LARGEST = 2**63 - 1
 """What a database can count to."""
 
+MAX_LABELS = 65_536
+"""Characters of all labels of something together, names and values: lists show them."""
+
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Unicode's categories Cc and Cs."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -79,7 +82,7 @@ def flag(value: object, field: str) -> bool:
     return value
 
 
-def labels(value: object, *, removable: bool = False) -> dict[str, Any]:
+def labels(value: object, field: str = "labels", *, removable: bool = False) -> dict[str, Any]:
     """Return labels, none for None, or raise InvalidRequest; with `removable`, a label may be None."""
     allowed = str | None if removable else str
     if value is None:
@@ -87,7 +90,11 @@ def labels(value: object, *, removable: bool = False) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) and isinstance(text, allowed) for name, text in value.items()
     ):
-        raise InvalidRequest("`labels` must be an object of strings", field="labels")
+        raise InvalidRequest(f"`{field}` must be an object of strings", code="invalid_field", field=field)
+    if sum(len(name) + len(text or "") for name, text in value.items()) > MAX_LABELS:
+        raise InvalidRequest(
+            f"`{field}` have more than {MAX_LABELS} characters together", code="invalid_field", field=field
+        )
     return dict(value)
 
 

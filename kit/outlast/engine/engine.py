@@ -115,7 +115,8 @@ class Engine:
         worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._lock = locks.taken(self.settings.state_dir, worker)
         file = None if self._lock is None else str(self._lock.path)
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file)
+        claims = list(self.agents) if self.settings.claims else []
+        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
         self.store.worker = self._worker_id = worker
 
     def _release_lock(self) -> None:
@@ -176,6 +177,10 @@ class Engine:
     def runs(self, number: int) -> bool:
         """Say whether an attempt of an invocation runs in this process now."""
         return number in self._attempts
+
+    def will_run(self, number: int) -> bool:
+        """Say whether this worker accepted an invocation for which it has no room yet."""
+        return number in self._unstarted
 
     @property
     def stalled(self) -> bool:

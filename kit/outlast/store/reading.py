@@ -50,6 +50,11 @@ READERS = 4
 EVENTS_BYTES = 1 << 20
 """Bytes of events read at once, about: a reader that is behind must not cost much memory."""
 
+LIST_BYTES = 8 << 20
+"""Bytes of what runs were given and returned, read at once for a list, about: one run may have 64 MiB of it."""
+
+_LARGE = ("input", "config", "metadata", "output", "error", "interrupt", "usage")
+
 CURSORS_AT_ONCE = 300
 """SQLite refuses an expression of more than 1,000 levels."""
 
@@ -60,7 +65,7 @@ T = TypeVar("T")
 
 _RECORD = (
     *(invocations.c[name] for name in life.COLUMNS),
-    sessions.c.id,
+    sessions.c.id.label("session_id"),
 )
 _INVOCATIONS = select(*_RECORD).select_from(
     invocations.outerjoin(sessions, sessions.c.number == invocations.c.session_number)
@@ -148,7 +153,7 @@ class Reader:
         before: int | None,
         limit: int,
     ) -> list[Invocation]:
-        """Newest first, below the number `before`."""
+        """Newest first, below the number `before`: up to `limit`, or until they are `plenty`; at least one."""
         query = _INVOCATIONS.where(invocations.c.principal == principal, _LISTED)
         if session_id is not None:
             query = query.where(sessions.c.id == session_id)
@@ -161,7 +166,24 @@ class Reader:
         for key, value in metadata.items():
             query = query.where(_labelled(self._engine, invocations.c.metadata, key, value))
         query = query.order_by(invocations.c.number.desc()).limit(limit)
-        return await self._run(lambda connection: [life.invocation(tuple(row)) for row in connection.execute(query)])
+        return await self._run(
+            lambda connection: [
+                life.invocation(tuple(row)) for row in bounded.rows(connection, query, *_LARGE, max_bytes=LIST_BYTES)
+            ]
+        )
+
+    async def unfinished(self, principal: str, session_id: str) -> Invocation | None:
+        """Return the oldest run of a session that is not final."""
+        query = (
+            _INVOCATIONS.where(
+                sessions.c.principal == principal,
+                sessions.c.id == session_id,
+                invocations.c.status.in_([Status.QUEUED, Status.RUNNING]),
+            )
+            .order_by(invocations.c.number)
+            .limit(1)
+        )
+        return await self._run(lambda connection: _one(connection, query))
 
     async def unfinished_before(self, invocation: Invocation) -> list[str]:
         """Return the ids of what was accepted earlier in the session and is not final: the newest first."""
@@ -186,7 +208,7 @@ class Reader:
         )
         return await self._run(
             lambda connection: [
-                Event._make(row) for row in bounded.rows(connection, query, size="event", max_bytes=max_bytes)
+                Event._make(row) for row in bounded.rows(connection, query, "event", max_bytes=max_bytes)
             ]
         )
 
@@ -395,10 +417,16 @@ class Reader:
 
     async def workers(self) -> list[WorkerRow]:
         query = select(
-            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.started_at,
+            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.claims,
+            workers.c.started_at,
             beats.c.counter, beats.c.stalled, beats.c.at,
         ).join(beats, beats.c.worker_id == workers.c.id).order_by(workers.c.started_at, workers.c.id)  # fmt: skip
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
+
+
+def plenty(listed: Sequence[Invocation]) -> bool:
+    """Say whether a list may be shorter than was asked for because of its bytes."""
+    return sum(len(getattr(run, name) or "") for run in listed for name in _LARGE) >= LIST_BYTES
 
 
 def _one(connection: PooledConnection, query: Select[Any]) -> Invocation | None:
@@ -425,7 +453,7 @@ def _tails(
     there = connection.execute(known.where(invocations.c.number.in_(list(cursors)))).all()
     found: dict[int, list[Event]] = {number: [] for number in cursors}
     last: int | None = None
-    for row in bounded.rows(connection, _behind(cursors, first, limit), size="event", max_bytes=max_bytes):
+    for row in bounded.rows(connection, _behind(cursors, first, limit), "event", max_bytes=max_bytes):
         last = row[0]
         found[last].append(Event._make(row[1:]))
     reached = {number: events[-1].position if events else cursors[number] for number, events in found.items()}

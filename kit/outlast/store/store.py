@@ -151,10 +151,15 @@ class Store:
         """Remove a batch of old invocations; see `invocations.remove_old`."""
         return self._call("delete", lambda connection: life.remove_old(connection, **options))
 
-    def register(self, *, id: str, host: str, pid: int, lock_file: str | None) -> "asyncio.Future[None]":
+    def register(
+        self, *, id: str, host: str, pid: int, lock_file: str | None, claims: Sequence[str] = ()
+    ) -> "asyncio.Future[None]":
+        """Add a worker, which takes queued runs of the agents `claims` by itself."""
         return self._call(
             "register",
-            lambda connection: workers.register(connection, id=id, host=host, pid=pid, lock_file=lock_file),
+            lambda connection: workers.register(
+                connection, id=id, host=host, pid=pid, lock_file=lock_file, claims=claims
+            ),
         )
 
     def deregister(self, id: str) -> "asyncio.Future[None]":

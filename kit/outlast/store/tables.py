@@ -42,9 +42,11 @@ workers = Table(
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("lock_file", Text),
+    Column("claims", Text, nullable=False, server_default=text("'[]'")),
     Column("started_at", BigInteger, nullable=False),
 )
-"""One row a live worker. It is the fence: a batch of writes holds it shared, a takeover deletes it."""
+"""One row a live worker. It is the fence: a batch of writes holds it shared, a takeover deletes it. `claims` has the
+agents whose queued runs it takes by itself."""
 
 beats = Table(
     "beats",

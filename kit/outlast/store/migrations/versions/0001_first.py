@@ -211,6 +211,7 @@ def upgrade() -> None:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("lock_file", sa.Text(), nullable=True),
+        sa.Column("claims", sa.Text(), server_default=sa.text("'[]'"), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
