@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from outlast.adapters.history import Payload, digest_of
+from outlast.adapters.threads import Known
 
 MOST = 10_000
 """Messages that are remembered, of all histories together."""
@@ -33,6 +34,8 @@ class Memory:
     """What is remembered of one history."""
 
     def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+        """Where namespaces go on, as far as this process knows."""
         self._by_id: dict[int, _Remembered] = {}
         self._loaded: dict[bytes, _Remembered] = {}
 

@@ -5,6 +5,7 @@ Whoever changes a history here is no attempt: the rows it leaves have invocation
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from outlast.core import jsontext
@@ -13,6 +14,7 @@ from outlast.store import checkpoints, parts
 from outlast.store.checkpoints import ANYHOW, Checkpoint, PendingWrite
 from outlast.store.grouped import Part
 from outlast.store.statements import Connection, Rows, Statement, query
+from outlast.store.writer import SOON_SECONDS, Answer, pass_on
 
 Submit = Callable[[str, Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
@@ -25,6 +27,22 @@ class Thread(NamedTuple):
     principal: str
     id: str
     agent: str
+
+
+class Known(NamedTuple):
+    """A checkpoint that a namespace goes on from, as somebody remembers it, with the digests of all its parts."""
+
+    id: str
+    digests: frozenset[bytes]
+
+
+class Writes(NamedTuple):
+    """Pending writes of a checkpoint."""
+
+    namespace: str
+    checkpoint_id: str
+    writes: Sequence[PendingWrite]
+    replace: bool
 
 
 class Loading:
@@ -71,18 +89,38 @@ class ThreadChanges:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
+        self._held: dict[Thread, list[tuple[Writes, asyncio.Future[None]]]] = {}
 
-    def put(self, thread: Thread, checkpoint: Checkpoint) -> "asyncio.Future[None]":
-        """Store a checkpoint and make it the head of its namespace. The session is made when there is none."""
-        return self._submit("thread", lambda connection: _put(connection, thread, checkpoint))
+    def put(
+        self, thread: Thread, checkpoint: Checkpoint, known: Known | None = None
+    ) -> "asyncio.Future[frozenset[bytes] | None]":
+        """Store a checkpoint and make it the head of its namespace. The session is made when there is none.
 
-    def put_writes(
-        self, thread: Thread, namespace: str, checkpoint_id: str, writes: Sequence[PendingWrite], *, replace: bool
-    ) -> "asyncio.Future[None]":
-        """Store pending writes of a checkpoint."""
-        return self._submit(
-            "thread", lambda connection: _put_writes(connection, thread, namespace, checkpoint_id, writes, replace)
-        )
+        Return the digests of all its parts. With `known`, some of them may be left out: those of the checkpoint that the
+        namespace goes on from. If it goes on from another one, return None, and store it not.
+        """
+        return self._together(thread, checkpoint, known)
+
+    def put_writes(self, thread: Thread, writes: Writes) -> "asyncio.Future[None]":
+        """Store pending writes of a checkpoint, with the next checkpoint of the thread, or alone after a moment."""
+        stored: asyncio.Future[None] = Answer()
+        if thread not in self._held:
+            self._held[thread] = []
+            asyncio.get_running_loop().call_later(SOON_SECONDS, self._send_held, thread)
+        self._held[thread].append((writes, stored))
+        return stored
+
+    def _send_held(self, thread: Thread) -> None:
+        if thread in self._held:
+            self._together(thread, None, None)
+
+    def _together(self, thread: Thread, checkpoint: Checkpoint | None, known: Known | None) -> "asyncio.Future[Any]":
+        held = self._held.pop(thread, [])
+        writes = [written for written, _ in held]
+        future = self._submit("thread", lambda connection: _put(connection, thread, writes, checkpoint, known))
+        for _, stored in held:
+            future.add_done_callback(partial(pass_on, stored))
+        return future
 
     def load(self, thread: Thread, loading: Loading) -> "asyncio.Future[Loaded]":
         """Take over checkpoints with their writes from elsewhere.
@@ -115,11 +153,13 @@ _INSERT = Statement(
     VALUES (:principal, :id, :agent, :principal, {now}, {now}) ON CONFLICT (principal, id) DO NOTHING
     """
 )
+_TOUCH = Statement(
+    "UPDATE {p}sessions SET last_activity = {now} WHERE principal = :principal AND id = :id RETURNING number"
+)
 _LOCK = Statement("SELECT number, agent FROM {p}sessions WHERE principal = :principal AND id = :id {update}")
 _ACTIVE = Statement(
     "SELECT v.id FROM {p}invocations v WHERE v.session_number = :number AND v.status IN ('queued', 'running') LIMIT 1"
 )
-_TOUCH = Statement("UPDATE {p}sessions SET last_activity = {now} WHERE number = :number")
 _HEAD = Statement(
     """
     INSERT INTO {p}heads (scope, namespace, checkpoint, invocation_number, epoch)
@@ -128,6 +168,7 @@ _HEAD = Statement(
         invocation_number = excluded.invocation_number, epoch = excluded.epoch
     """
 )
+_AT = Statement("SELECT checkpoint FROM {p}heads WHERE scope = :scope AND namespace = :namespace")
 _HEADS = Statement("SELECT namespace, checkpoint, invocation_number FROM {p}heads WHERE scope = :scope")
 _IDS = Statement("SELECT namespace, id, parent, metadata FROM {p}checkpoints WHERE scope = :scope")
 _CLEAR = [
@@ -182,18 +223,25 @@ def _locked(connection: Connection, principal: str, id: str) -> tuple[int, str] 
     if not found:
         return None
     number, agent = found[0]
+    _refuse_active(connection, number)
+    return number, agent
+
+
+def _refuse_active(connection: Connection, number: int) -> None:
     if active := query(connection, _ACTIVE, number=number):
         raise SessionBusy(f"invocation {active[0][0]} of this session is not final; wait for it or cancel it")
-    return number, agent
 
 
 def _opened(connection: Connection, thread: Thread) -> str:
     """Lock a session, made if it is new, and return the name of its history."""
-    connection.send(_INSERT, **thread._asdict())
-    found = _locked(connection, thread.principal, thread.id)
-    assert found is not None
-    connection.send(_TOUCH, number=found[0])
-    return f"s{found[0]}"
+    named = {"principal": thread.principal, "id": thread.id}
+    found = query(connection, _TOUCH, **named)
+    if not found:
+        connection.send(_INSERT, **thread._asdict())
+        found = query(connection, _TOUCH, **named)
+    ((number,),) = found
+    _refuse_active(connection, number)
+    return f"s{number}"
 
 
 def _send(connection: Connection, made: Sequence[Part]) -> None:
@@ -201,25 +249,31 @@ def _send(connection: Connection, made: Sequence[Part]) -> None:
         connection.send(part.statement, **part.parameters)
 
 
-def _put(connection: Connection, thread: Thread, checkpoint: Checkpoint) -> None:
-    scope = _opened(connection, thread)
-    _send(connection, checkpoints.put(scope, checkpoint, condition=ANYHOW))
-    connection.send(_HEAD, scope=scope, namespace=checkpoint.namespace, checkpoint=checkpoint.id)
-
-
-def _put_writes(
+def _put(
     connection: Connection,
     thread: Thread,
-    namespace: str,
-    checkpoint_id: str,
-    writes: Sequence[PendingWrite],
-    replace: bool,
-) -> None:
+    held: Sequence[Writes],
+    checkpoint: Checkpoint | None,
+    known: Known | None,
+) -> frozenset[bytes] | None:
     scope = _opened(connection, thread)
-    _send(
-        connection,
-        checkpoints.put_writes(scope, namespace, checkpoint_id, writes, replace=replace, condition=ANYHOW),
-    )
+    for one in held:
+        _send(
+            connection,
+            checkpoints.put_writes(
+                scope, one.namespace, one.checkpoint_id, one.writes, replace=one.replace, condition=ANYHOW
+            ),
+        )
+    if checkpoint is None:
+        return None
+    namespace = checkpoint.namespace
+    if known is not None and query(connection, _AT, scope=scope, namespace=namespace) != [(known.id,)]:
+        return None
+    packed = checkpoints.pack(checkpoint)
+    stored = known.digests if known is not None else ()
+    _send(connection, checkpoints.put(scope, checkpoint, packed=packed, stored=stored, condition=ANYHOW))
+    connection.send(_HEAD, scope=scope, namespace=namespace, checkpoint=checkpoint.id)
+    return packed.needs
 
 
 def _load(connection: Connection, thread: Thread, loading: Loading) -> Loaded:
