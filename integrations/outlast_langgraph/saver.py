@@ -331,7 +331,7 @@ class StoreSaver(RunSaver):
     ) -> RunnableConfig:
         namespace = _namespace(config, observer.run.history)
         record = _record(self._frames(observer), config, namespace, checkpoint, metadata)
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, record.id, checkpoint=record, calls=seen.calls, closed=seen.closed, events=seen.events
         )
@@ -408,6 +408,11 @@ class StoreSaver(RunSaver):
                 "outside of a run, make a StoreSaver with that store"
             )
         return self._threads
+
+
+def _new(checkpoint: Checkpoint, new_versions: ChannelVersions) -> dict[str, Any]:
+    """Return the values of the channels that changed."""
+    return {channel: value for channel, value in checkpoint["channel_values"].items() if channel in new_versions}
 
 
 def _fits(found: stored.Checkpoint, id: str | None, filter: dict[str, Any]) -> bool:
@@ -497,7 +502,7 @@ class GuardedSaver(RunSaver):
         await observer.run.assured()
         namespace = _namespace(config, observer.run.history)
         at: RunnableConfig = await self._ask("put", config, checkpoint, metadata, new_versions)
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, checkpoint["id"], calls=seen.calls, closed=seen.closed, events=seen.events
         )
