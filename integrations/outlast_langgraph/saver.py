@@ -301,12 +301,12 @@ class StoreSaver(RunSaver):
         known = memory.known.get(namespace)
         frames = Frames(self.serde, memory, known.digests if known is not None else ())
         record = _record(frames, config, namespace, checkpoint, metadata)
-        stored = await self._outside().put(thread, record, known)
-        if stored is None:
+        at = await self._outside().put(thread, record, known)
+        if at is None:
             record = _record(Frames(self.serde, Memory()), config, namespace, checkpoint, metadata)
-            stored = await self._outside().put(thread, record)
-        assert stored is not None
-        memory.known[namespace] = stored
+            at = await self._outside().put(thread, record)
+        assert at is not None
+        memory.known[namespace] = at
         return _at(config, record.id)
 
     async def aput_writes(

@@ -25,6 +25,9 @@ MAX_EVENT_BYTES = 16 << 20
 SOON_LIMIT = 500
 """Events that wait at most."""
 
+SOON_BYTES = 8192
+"""A larger event does not wait, so that what waits is no more than a batch of the writer."""
+
 Event = tuple[int, int, str]
 
 
@@ -124,7 +127,10 @@ class InvocationContext:
         text = _event_text(event)
         self._position += 1
         self._soon.append((self._position, self.attempt, text))
-        self._wait_a_moment()
+        if len(self._soon) >= SOON_LIMIT or len(text) > SOON_BYTES:
+            self._send_soon()
+        else:
+            self._wait_a_moment()
         return self._position
 
     def write_soon(self, parts: Sequence[Part]) -> "asyncio.Future[None]":
@@ -268,9 +274,7 @@ class InvocationContext:
         return last, future
 
     def _wait_a_moment(self) -> None:
-        if len(self._soon) >= SOON_LIMIT:
-            self._send_soon()
-        elif self._soon_timer is None:
+        if self._soon_timer is None:
             self._soon_timer = self._loop.call_later(SOON_SECONDS, self._send_soon)
 
     def _forget_soon(self) -> None:

@@ -154,12 +154,17 @@ _INSERT = Statement(
     """
 )
 _TOUCH = Statement(
-    "UPDATE {p}sessions SET last_activity = {now} WHERE principal = :principal AND id = :id RETURNING number"
+    "UPDATE {p}sessions SET last_activity = {now} WHERE principal = :principal AND id = :id RETURNING number, agent"
 )
 _LOCK = Statement("SELECT number, agent FROM {p}sessions WHERE principal = :principal AND id = :id {update}")
-_ACTIVE = Statement(
-    "SELECT v.id FROM {p}invocations v WHERE v.session_number = :number AND v.status IN ('queued', 'running') LIMIT 1"
+_STATE = Statement(
+    """
+    SELECT (SELECT v.id FROM {p}invocations v WHERE v.session_number = s.number AND v.status IN ('queued', 'running') LIMIT 1),
+        (SELECT h.checkpoint FROM {p}heads h WHERE h.scope = 's' || CAST(s.number AS text) AND h.namespace = :namespace)
+    FROM {p}sessions s WHERE s.principal = :principal AND s.id = :id
+    """
 )
+"""A run that is not final, and from which checkpoint a namespace goes on."""
 _HEAD = Statement(
     """
     INSERT INTO {p}heads (scope, namespace, checkpoint, invocation_number, epoch)
@@ -168,7 +173,6 @@ _HEAD = Statement(
         invocation_number = excluded.invocation_number, epoch = excluded.epoch
     """
 )
-_AT = Statement("SELECT checkpoint FROM {p}heads WHERE scope = :scope AND namespace = :namespace")
 _HEADS = Statement("SELECT namespace, checkpoint, invocation_number FROM {p}heads WHERE scope = :scope")
 _IDS = Statement("SELECT namespace, id, parent, metadata FROM {p}checkpoints WHERE scope = :scope")
 _CLEAR = [
@@ -217,31 +221,39 @@ _LABELLED = Statement(
 )
 
 
-def _locked(connection: Connection, principal: str, id: str) -> tuple[int, str] | None:
-    """Lock a session that no run has, and return its number and agent; None when there is none."""
-    found = query(connection, _LOCK, principal=principal, id=id)
-    if not found:
+class _Locked(NamedTuple):
+    number: int
+    agent: str
+    head: str | None
+
+    @property
+    def scope(self) -> str:
+        return f"s{self.number}"
+
+
+def _locked(
+    connection: Connection, principal: str, id: str, *, lock: Statement = _LOCK, namespace: str = ""
+) -> _Locked | None:
+    """Lock a session that no run has; `head` is that of the namespace. None when there is no such session."""
+    # Sent together, so that the database is waited for once.
+    locked = connection.send(lock, principal=principal, id=id)
+    state = connection.send(_STATE, principal=principal, id=id, namespace=namespace)
+    if not locked.rows():
         return None
-    number, agent = found[0]
-    _refuse_active(connection, number)
-    return number, agent
+    ((number, agent),), ((active, head),) = locked.rows(), state.rows()
+    if active is not None:
+        raise SessionBusy(f"invocation {active} of this session is not final; wait for it or cancel it")
+    return _Locked(number, agent, head)
 
 
-def _refuse_active(connection: Connection, number: int) -> None:
-    if active := query(connection, _ACTIVE, number=number):
-        raise SessionBusy(f"invocation {active[0][0]} of this session is not final; wait for it or cancel it")
-
-
-def _opened(connection: Connection, thread: Thread) -> str:
-    """Lock a session, made if it is new, and return the name of its history."""
-    named = {"principal": thread.principal, "id": thread.id}
-    found = query(connection, _TOUCH, **named)
-    if not found:
+def _opened(connection: Connection, thread: Thread, namespace: str = "") -> _Locked:
+    """Lock a session, made if it is new."""
+    found = _locked(connection, thread.principal, thread.id, lock=_TOUCH, namespace=namespace)
+    if found is None:
         connection.send(_INSERT, **thread._asdict())
-        found = query(connection, _TOUCH, **named)
-    ((number,),) = found
-    _refuse_active(connection, number)
-    return f"s{number}"
+        found = _locked(connection, thread.principal, thread.id, lock=_TOUCH, namespace=namespace)
+    assert found is not None
+    return found
 
 
 def _send(connection: Connection, made: Sequence[Part]) -> None:
@@ -256,7 +268,9 @@ def _put(
     checkpoint: Checkpoint | None,
     known: Known | None,
 ) -> frozenset[bytes] | None:
-    scope = _opened(connection, thread)
+    namespace = "" if checkpoint is None else checkpoint.namespace
+    locked = _opened(connection, thread, namespace)
+    scope = locked.scope
     for one in held:
         _send(
             connection,
@@ -264,10 +278,7 @@ def _put(
                 scope, one.namespace, one.checkpoint_id, one.writes, replace=one.replace, condition=ANYHOW
             ),
         )
-    if checkpoint is None:
-        return None
-    namespace = checkpoint.namespace
-    if known is not None and query(connection, _AT, scope=scope, namespace=namespace) != [(known.id,)]:
+    if checkpoint is None or (known is not None and known.id != locked.head):
         return None
     packed = checkpoints.pack(checkpoint)
     stored = known.digests if known is not None else ()
@@ -280,12 +291,12 @@ def _load(connection: Connection, thread: Thread, loading: Loading) -> Loaded:
     created = connection.send(_INSERT, **thread._asdict()).count() == 1
     locked = _locked(connection, thread.principal, thread.id)
     assert locked is not None
-    number, agent = locked
-    if agent != thread.agent:
+    if locked.agent != thread.agent:
         raise Conflict(
-            f"this session belongs to the agent {agent!r}, not to {thread.agent!r}", code="session_of_other_agent"
+            f"this session belongs to the agent {locked.agent!r}, not to {thread.agent!r}",
+            code="session_of_other_agent",
         )
-    scope = f"s{number}"
+    scope = locked.scope
     there = {(namespace, id) for namespace, id, _, _ in query(connection, _IDS, scope=scope)}
     new = [made for name, made in loading.rows.items() if name not in there]
     for part in [*loading.shared, *(part for made in new for part in made), *loading.writes]:
@@ -304,14 +315,14 @@ def _clear(connection: Connection, principal: str, id: str) -> None:
     if (locked := _locked(connection, principal, id)) is None:
         return
     for statement in _CLEAR:
-        connection.send(statement, scope=f"s{locked[0]}")
+        connection.send(statement, scope=locked.scope)
 
 
 def _copy(connection: Connection, source: Thread, target_id: str) -> None:
     if (locked := _locked(connection, source.principal, source.id)) is None:
         return
-    scope = f"s{locked[0]}"
-    new = _opened(connection, source._replace(id=target_id))
+    scope = locked.scope
+    new = _opened(connection, source._replace(id=target_id)).scope
     for statement in _COPY:
         connection.send(statement, scope=scope, new=new)
     for namespace, id, _ in query(connection, _HEADS, scope=scope):
@@ -321,7 +332,7 @@ def _copy(connection: Connection, source: Thread, target_id: str) -> None:
 def _prune(connection: Connection, principal: str, id: str, ancestors: Callable[[str], int]) -> None:
     if (locked := _locked(connection, principal, id)) is None:
         return
-    scope = f"s{locked[0]}"
+    scope = locked.scope
     rows = {
         (namespace, id): (parent, metadata) for namespace, id, parent, metadata in query(connection, _IDS, scope=scope)
     }
@@ -342,7 +353,7 @@ def _forget(connection: Connection, principal: str, labels: Mapping[str, Collect
             doomed.setdefault(session, []).append((namespace, id))
     for session, gone in doomed.items():
         if (locked := _locked(connection, principal, session)) is not None:
-            _remove(connection, f"s{locked[0]}", gone)
+            _remove(connection, locked.scope, gone)
 
 
 def _remove(connection: Connection, scope: str, gone: Collection[tuple[str, str]]) -> None:
