@@ -51,8 +51,8 @@ async def may_pass(run: Run, snapshot: StateSnapshot) -> bool:
     return row is not None and row.status is ApprovalStatus.DECIDED
 
 
-async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]]) -> Interrupt:
-    """Note what a graph waits for, and nothing else, as open questions of the session. Returns them.
+async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]], text: str) -> Interrupt:
+    """Note what a graph waits for, and nothing else, as open questions of the session. Returns them with what was said.
 
     Without a session nobody could answer: then the run fails with `approval_needs_session`.
     """
@@ -63,7 +63,7 @@ async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]]) -> Interrupt:
         )
     questions = await _opened(run, await _asked(run, interrupts))
     rows = await run.history.approvals([question.key for question in questions])
-    return approvals.interrupt([rows[question.key] for question in questions])
+    return approvals.interrupt([rows[question.key] for question in questions], text)
 
 
 async def _opened(run: Run, asked: Sequence[_Asked]) -> list[Question]:

@@ -412,6 +412,25 @@ async def test_a_run_that_ignores_its_cancel_ends_after_the_grace(
         assert await engine.store.read.last_position(run.number) == 1
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_run_that_lost_its_worker_is_ended_where_its_agent_is_known_or_after_the_grace(
+    running: Running, make_request: Make, quick: EngineSettings, known: bool
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    put_in_order = list[int]()
+    handlers = AgentHandlers(invoke, invoke, cancelled=lambda context: put_in_order.append(context.attempt))
+    async with running(agents={"a": handlers}, settings=replace(quick, drain_timeout=0.0)) as engine:
+        run = await engine.accept(make_request("s"))
+    # Full, so that it takes nothing from the queue by itself.
+    agents = {"a": handlers} if known else {"b": handlers}
+    async with running(agents=agents, settings=replace(quick, cancel_grace=0.05, concurrency=0)) as engine:
+        assert (await engine.cancel("local", run.id)).status is Status.QUEUED
+        assert error_of(await asyncio.wait_for(engine.wait(run), 10))["code"] == "cancelled"
+    assert put_in_order == ([2] if known else [])
+
+
 async def test_on_active_cancel_ends_what_runs_first(running: Running, make_request: Make) -> None:
     async def invoke(context: InvocationContext) -> Any:
         if context.input == "long":

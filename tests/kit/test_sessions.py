@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 Make = Callable[..., Request]
 Lose = Callable[[str], AbstractContextManager[None]]
+HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
 DONE = Outcome(Status.COMPLETED, output="1")
 
 
@@ -77,6 +78,52 @@ async def test_bad_fields_are_refused_before_anything_is_stored(sessions: Sessio
         await sessions.create("s", **options)
     with pytest.raises(NotFound):
         await sessions.get("s")
+
+
+@pytest.mark.parametrize(
+    ("act", "field"),
+    [
+        (lambda sessions: sessions.create("new", agent=5), "agent"),
+        (lambda sessions: sessions.create("new", actor_id=5), "actor_id"),
+        (lambda sessions: sessions.create("new", parent=5), "parent"),
+        (lambda sessions: sessions.create("new", labels="team"), "labels"),
+        (lambda sessions: sessions.page(labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.page(cursor="x"), "cursor"),
+        (lambda sessions: sessions.page(cursor=2**63), "cursor"),
+        (lambda sessions: sessions.page(limit="5"), "limit"),
+        (lambda sessions: sessions.page(limit=501), "limit"),
+        (lambda sessions: sessions.page(agent=5), "agent"),
+        (lambda sessions: sessions.update("s", labels=[]), "labels"),
+        (lambda sessions: sessions.update("s", labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.append("s", 5), "items"),
+        (lambda sessions: sessions.append("s", "ab"), "items"),
+        (lambda sessions: sessions.append("s", {"role": "user"}), "items"),
+        (lambda sessions: sessions.append("s", [5]), "items[0]"),
+        (lambda sessions: sessions.append("s", [{}], key=5), "key"),
+        (lambda sessions: anext(sessions.items("s", after="1")), "after"),
+        (lambda sessions: anext(sessions.items("s", after=-1)), "after"),
+        (lambda sessions: anext(sessions.items("s", limit="5")), "limit"),
+        (lambda sessions: anext(sessions.items("s", limit=-1)), "limit"),
+        (lambda sessions: anext(sessions.items("s", newest_first="yes")), "newest_first"),
+        (lambda sessions: sessions.fork("s", 5), "session_id"),
+        (lambda sessions: sessions.fork("s", up_to_item_id=5), "up_to_item_id"),
+        (lambda sessions: sessions.fork("s", actor_id=5), "actor_id"),
+        (lambda sessions: sessions.fork("s", labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.delete("s", force="no"), "force"),
+        (lambda sessions: sessions.import_(5), "lines"),
+        (lambda sessions: sessions.import_([HEAD, 5]), "line 2"),
+        (lambda sessions: sessions.import_([HEAD], id=5), "session_id"),
+    ],
+)
+async def test_a_value_of_a_wrong_type_is_refused_and_named_and_nothing_is_stored(
+    sessions: Sessions, act: Any, field: str
+) -> None:
+    before = await sessions.create("s")
+    with pytest.raises(InvalidRequest) as caught:
+        await act(sessions)
+    assert caught.value.field == field
+    assert [one async for one in sessions.list()] == [before]
+    assert [one async for one in sessions.items("s")] == []
 
 
 async def test_another_principal_does_not_see_a_session(store: Store, sessions: Sessions) -> None:
@@ -348,9 +395,6 @@ async def test_an_export_can_be_imported_as_it_comes_or_as_one_text(sessions: Se
     await sessions.import_(sessions.export("s"), id="streamed")
     await sessions.import_("\n".join([line async for line in sessions.export("s")]), id="text")
     assert await texts(sessions, "streamed") == await texts(sessions, "text") == ["a\u2028\n", "\ud800"]
-
-
-HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
 
 
 @pytest.mark.parametrize(

@@ -225,11 +225,11 @@ def refuse_waiting(rows: Sequence[Approval], number: int) -> None:
         )
 
 
-def interrupt(rows: Sequence[Approval]) -> Interrupt:
-    """Say what a run waits for that ends so."""
+def interrupt(rows: Sequence[Approval], text: str) -> Interrupt:
+    """Say what a run waits for that ends so, and what its model said."""
     asked = [shown(row) for row in rows if row.kind is ApprovalKind.APPROVAL]
     questions = [shown(row) for row in rows if row.kind is ApprovalKind.QUESTION]
-    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions))
+    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions), text)
 
 
 def shown(row: Approval) -> dict[str, Any]:

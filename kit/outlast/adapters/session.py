@@ -147,15 +147,17 @@ class ChatSession:
     async def _free(self, engine: Engine, wait: float, *, keep: str | None = None) -> Invocation | None:
         """Return the run of the session whose process died, if there is one; None when the session is free.
 
-        With `keep`, only the run of that id is returned, and another one is ended: the user goes on without it. Raises
-        SessionBusy while a living worker has a run.
+        With `keep`, only the run of that id is returned, and another one is ended: the user goes on without it. So is
+        one that was cancelled. Raises SessionBusy while a living worker has a run.
         """
         held, give_up = 0, asyncio.get_running_loop().time() + wait
         while (found := await self._unfinished(engine.store)) is not None:
+            if found.agent != self._agent.name:
+                return None  # whoever asks for a run is told so
             if _is_left(found):
-                if keep in (None, found.id):
+                if found.cancel is None and keep in (None, found.id):
                     return found
-                await engine.cancel(PRINCIPAL, found.id)
+                await engine.wait(await engine.cancel(PRINCIPAL, found.id), engine.settings.cancel_grace)
                 continue
             # A takeover may happen between two reads; who is held is held when looked at again.
             held = held + 1 if await _is_held(engine.store, found) else 0

@@ -307,7 +307,10 @@ class Engine:
         return self._final(invocation.principal, invocation.id)
 
     async def cancel(self, principal: str, id: str) -> Invocation:
-        """Ask an invocation to stop and return its record; a queued one is final at once. Raises NotFound."""
+        """Ask an invocation to stop and return its record; one that nobody began is final at once. Raises NotFound.
+
+        One that lost its worker is taken up here, where its agent is known, to be finished without being entered.
+        """
         if (final := self._final(principal, id)) is not None:
             return final
         cancelled: Cancelled = await self._answered(self.store.cancel(principal, id))
@@ -318,6 +321,8 @@ class Engine:
                 running[0].stop("cancelled")
             else:
                 self._hint(record.number)
+        elif record.status is Status.QUEUED and not self.draining:
+            await self.adopt(record)
         return record
 
     async def delete(self, principal: str, id: str) -> None:
@@ -379,9 +384,13 @@ class Engine:
 
     async def adopt(self, invocation: Invocation) -> bool:
         """Take one queued run, also on a worker that claims none; False when it is not to be had."""
-        claimed = await self.store.claim(
-            agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
-            only=invocation.number,
+        if invocation.agent not in self.agents:
+            return False
+        claimed = await self._answered(
+            self.store.claim(
+                agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
+                only=invocation.number,
+            )
         )  # fmt: skip
         return invocation.number in [found.number for found in claimed if self._begin(found)]
 

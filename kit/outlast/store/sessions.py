@@ -13,7 +13,7 @@ from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import func, literal_column, select
 
 from outlast.core import jsontext
-from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.core.transcript import Message, Role, open_calls
 from outlast.store import approvals, memories
@@ -184,7 +184,7 @@ def _find(connection: Connection, principal: str, id: str) -> StoredSession:
     query(connection, _LOCK, principal=principal, id=id)
     found = query(connection, _FIND, principal=principal, id=id)
     if not found:
-        raise NotFound(f"there is no session {id!r}")
+        raise SessionNotFound(f"there is no session {id!r}")
     return StoredSession(*found[0])
 
 

@@ -129,7 +129,7 @@ class Store:
         )
 
     def cancel(self, principal: str, id: str) -> "asyncio.Future[Cancelled]":
-        """End a queued run, ask the holder of a running one to stop. The future raises NotFound."""
+        """End a run that nobody began, have any other be stopped. The future raises NotFound."""
         outcome = life.cancelled_outcome("cancelled")
         return self._call(
             "cancel", lambda connection: life.cancel(connection, principal=principal, id=id, outcome=outcome)

@@ -25,6 +25,7 @@ _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
+_STOPPING = text("status IN ('queued', 'running') AND cancel IS NOT NULL")
 _CHILD = text("parent_number IS NOT NULL")
 _EXPIRES = text("expires_at IS NOT NULL")
 _LISTED = text("number > 0")
@@ -124,6 +125,7 @@ invocations = Table(
     Index("invocations_open", "session_number", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
     Index("invocations_held", "holder", sqlite_where=text("status = 'running'"),
           postgresql_where=text("status = 'running'")),
+    Index("invocations_stopping", "number", sqlite_where=_STOPPING, postgresql_where=_STOPPING),
     Index("invocations_finished", "finished_at", sqlite_where=text("finished_at IS NOT NULL"),
           postgresql_where=text("finished_at IS NOT NULL")),
     Index("invocations_listed", "principal", "number", sqlite_where=_LISTED, postgresql_where=_LISTED),
@@ -189,7 +191,7 @@ approvals = Table(
     sqlite_autoincrement=True,
 )
 """What a person has to decide or to answer. `key` names it in its history; `newest_run` is the newest run that had been
-accepted when it was asked, so that a later run is told from one that was waiting already."""
+accepted when it was asked, so that a later run is told from one that was waiting already. It is kept as long as its session."""
 
 heads = Table(
     "heads",

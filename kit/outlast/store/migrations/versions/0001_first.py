@@ -278,6 +278,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("finished_at IS NOT NULL"),
     )
     op.create_index(
+        "invocations_stopping",
+        "invocations",
+        ["number"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('queued', 'running') AND cancel IS NOT NULL"),
+        postgresql_where=sa.text("status IN ('queued', 'running') AND cancel IS NOT NULL"),
+    )
+    op.create_index(
         "invocations_held",
         "invocations",
         ["holder"],
