@@ -21,6 +21,7 @@ from outlast.core import faults
 from outlast.core.errors import InvalidRequest
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, Role, StopReason
+from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
 from outlast.store.statements import DatabaseError, Lost, Refused
 from outlast.testing.effects import EffectsLog
@@ -247,6 +248,29 @@ async def test_another_agent_reads_a_session_and_does_not_write_to_it(store_url:
             assert (refused.status_code, refused.json()["code"]) == (409, "session_of_other_agent")
             for url in (one, two):
                 assert (await client.get(f"{url}/api/sessions/s/items")).content == before
+
+
+async def test_runs_in_process_beyond_the_room_start_when_there_is_some(store_url: str) -> None:
+    async with LocalStore(store_url, EngineSettings(claims=False, concurrency=2)) as local:
+        agent = Agent(Echo())
+        running = [
+            asyncio.create_task(agent.session(f"s{number}", store=local).run(str(number))) for number in range(9)
+        ]
+        assert {(await one).text for one in running} == {str(number) for number in range(9)}
+
+
+async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(store_url: str) -> None:
+    async with LocalStore(store_url, EngineSettings(claims=False, concurrency=1)) as local:
+        agent = Agent(Echo())
+        first = asyncio.create_task(agent.session("first", store=local).run("0"))
+        second = asyncio.create_task(agent.session("second", store=local).run("19"))
+        while await (await local.store()).read.session_number("local", "second") is None:
+            await asyncio.sleep(0.01)
+        second.cancel()
+        await first
+        async with asyncio.timeout(30):
+            while len(await history(local, "second")) < 2:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("id", ["", "x" * 513, "a\0b", None, 3])

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from outlast.adapters.items import Items
+from outlast.adapters.items import Items, StoredItems
 from outlast.core import jsontext
 from outlast.core.errors import StoreUnavailable
 from outlast.core.records import Approval, Call
@@ -55,6 +55,10 @@ class History:
     async def items(self) -> Items:
         """Read the messages of a history that is kept as items."""
         return await Items.load(self._store, self.scope)
+
+    async def stored_items(self) -> StoredItems:
+        """Read the items of a history whose framework has a form of its own for them."""
+        return await StoredItems.load(self._store, self.scope)
 
     async def newest_items(self, page: int) -> AsyncIterator[Any]:
         """Give the contents of the items, the newest first; `page` is how many are read at once."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any, Self
 
 from outlast.core import jsontext
 from outlast.core.errors import InvalidHistory, OutlastError, RunFailed
@@ -14,25 +15,54 @@ from outlast.store.store import Store
 PAGE = 500
 
 
-class Items:
-    """The messages of one history, in order, each with the id of its item."""
+class StoredItems:
+    """The items of one history, in order, whatever they are."""
 
     def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
         self._scope, self._last = scope, last
         self.stored = list(stored)
-        self.messages = [_message(one) for one in stored]
-        self.approvals: dict[str, Approval] = {}
-        """What is known of decisions about the open calls, by the calls' keys."""
 
     @classmethod
-    async def load(cls, store: Store, scope: str) -> "Items":
+    async def load(cls, store: Store, scope: str) -> Self:
         """Read a history as it is committed."""
         last, found = await store.read.last_item(scope), list[StoredItem]()
         while page := await store.read.items(
             scope, after=found[-1].position if found else None, newest_first=False, limit=PAGE, patient=True
         ):
             found += page
-        items = cls(scope, last, found)
+        return cls(scope, last, found)
+
+    def refuse_known(self, ids: Iterable[str]) -> None:
+        """Raise RunFailed for an id that is in the history, or twice among these: the store keeps the first only."""
+        known = {one.id for one in self.stored}
+        for id in ids:
+            if id in known:
+                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
+            known.add(id)
+
+    def add(self, contents: Sequence[tuple[str, Any]], *, number: int) -> list[Part]:
+        """Return the parts of a write that stores items at the end, and count them in. `number` is the run's."""
+        texts = [(id, jsontext.encode(content)) for id, content in contents]
+        parts = items.append(self._scope, self._last, texts)
+        for id, text in texts:
+            self._last += 1
+            self.stored.append(StoredItem(self._last, id, text, 0, number))
+        return parts
+
+
+class Items(StoredItems):
+    """The messages of one history, in order, each with the id of its item."""
+
+    def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
+        super().__init__(scope, last, stored)
+        self.messages = [_message(one) for one in stored]
+        self.approvals: dict[str, Approval] = {}
+        """What is known of decisions about the open calls, by the calls' keys."""
+
+    @classmethod
+    async def load(cls, store: Store, scope: str) -> Self:
+        """Read a history as it is committed."""
+        items = await super().load(store, scope)
         if opened := items.open_calls():
             items.decided(await store.read.approvals(scope, list(opened)))
         return items
@@ -62,26 +92,14 @@ class Items:
         row = self.approvals.get(key)
         return row is not None and row.status is ApprovalStatus.OPEN
 
-    def refuse_known(self, ids: Iterable[str]) -> None:
-        """Raise RunFailed for an id that is in the history, or twice among these: the store keeps the first only."""
-        known = {one.id for one in self.stored}
-        for id in ids:
-            if id in known:
-                raise RunFailed("invalid_input", f"the history has a message with the id {id!r} already")
-            known.add(id)
-
     def append(self, messages: Sequence[tuple[str, Message]], *, number: int) -> list[Part]:
         """Return the parts of a write that stores messages at the end, and count them in. `number` is the run's.
 
         Raises RunFailed for an id that is known.
         """
         self.refuse_known(id for id, _ in messages)
-        texts = [(id, jsontext.encode(message.as_json())) for id, message in messages]
-        parts = items.append(self._scope, self._last, texts)
-        for (id, text), (_, message) in zip(texts, messages, strict=True):
-            self._last += 1
-            self.stored.append(StoredItem(self._last, id, text, 0, number))
-            self.messages.append(message)
+        parts = self.add([(id, message.as_json()) for id, message in messages], number=number)
+        self.messages += [message for _, message in messages]
         return parts
 
 

@@ -143,6 +143,13 @@ class ToolJournal:
             _CURRENT.reset(token)
         faults.reach("tool.after_body")
 
+    def name(self, call: ToolCall | None) -> None:
+        """Name the call in the context of the caller, from which a framework is about to run its body by itself.
+
+        None for a body that makes calls of its own, which must not take the name of this one for theirs.
+        """
+        _CURRENT.set(None if call is None else self._describe(call))
+
     async def done(self, call: ToolCall, outcome: Outcome) -> None:
         """Store what a body returned; a result that says it failed is a result too."""
         await self._settle(call, CallState.DONE, outcome)

@@ -84,6 +84,8 @@ class Engine:
         self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
+        self._unstarted: dict[int, Invocation] = {}
+        """What a worker that claims nothing by itself accepted and had no room for: nobody else may ever start it."""
         self._backlog = False
         self._kick = asyncio.Event()
         self._beat_seen = asyncio.Event()
@@ -241,6 +243,8 @@ class Engine:
         if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
             self._begin(invocation)
         elif invocation.status is Status.QUEUED:
+            if not self.settings.claims and invocation.attempt == 0:
+                self._unstarted[invocation.number] = invocation
             self._kick.set()
             self._hint()
 
@@ -346,11 +350,26 @@ class Engine:
         while True:
             await set_within(self._kick, self.settings.poll)
             self._kick.clear()
-            while self._may_claim() and await self._claim_once():
+            while self._may_claim() and self.settings.claims and await self._claim_once():
                 pass
+            await self._start_accepted()
 
     def _may_claim(self) -> bool:
-        return self.settings.claims and not self.draining and self._room() > 0 and not self._heartbeat.stalled
+        return not self.draining and self._room() > 0 and not self._heartbeat.stalled
+
+    async def _start_accepted(self) -> None:
+        """Start what this worker accepted and did not start, as far as there is room."""
+        for run in list(self._unstarted.values()):
+            if not self._may_claim():
+                break
+            if await self.adopt(run) or not await self._is_queued(run):
+                del self._unstarted[run.number]
+        self._backlog = self._backlog or bool(self._unstarted)
+
+    async def _is_queued(self, run: Invocation) -> bool:
+        with contextlib.suppress(NotFound):
+            return (await self.get(run.principal, run.id)).status is Status.QUEUED
+        return False
 
     async def _claim_once(self) -> bool:
         """Claim once; say whether there may be more."""

@@ -1,0 +1,74 @@
+"""The wrapper users hold."""
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+from agents import Agent, RunConfig, RunHooks
+
+from outlast.adapters import approvals
+from outlast.adapters.history import History
+from outlast.adapters.inputs import Answers, parse
+from outlast.adapters.protocol import DurableAgent
+from outlast.adapters.run import Run
+from outlast.core.records import Kind
+from outlast.core.resume import ResumePoint, require_resume_point
+from outlast_openai import seams
+from outlast_openai.graph import Graph
+from outlast_openai.history import Conversation
+from outlast_openai.turn import OpenAITurn, Options
+
+logger = logging.getLogger("outlast.openai")
+
+MAX_TURNS = 10
+"""As in the SDK."""
+
+
+class OpenAIAgent(DurableAgent):
+    """Makes an agent of the OpenAI Agents SDK durable, with those it hands over to; none of them is changed.
+
+    `run_config`, `hooks` and `max_turns` are the SDK's; `max_turns` counts over all attempts of a run. `context_factory`
+    gets the InvocationContext and makes the context object of the tools, anew for each attempt; it may be `async`. Tools
+    named in `rerun_safe` may run again when a crash left their outcome unknown; every other call is answered.
+
+    Raises CannotBeDurable for what would break that promise.
+    """
+
+    framework = "openai-agents"
+
+    def __init__(
+        self,
+        agent: Agent[Any],
+        *,
+        name: str | None = None,
+        run_config: RunConfig | None = None,
+        hooks: RunHooks[Any] | None = None,
+        max_turns: int = MAX_TURNS,
+        context_factory: Callable[[Any], Any] | None = None,
+        rerun_safe: Collection[str] = frozenset(),
+        config_keys: Collection[str] = frozenset(),
+    ) -> None:
+        super().__init__(name=name or "agent", rerun_safe=rerun_safe, config_keys=config_keys)
+        seams.check()
+        self.agent = agent
+        self._graph = Graph(agent)
+        self._options = Options(run_config, hooks, max_turns)
+        self._context_factory = context_factory
+        for warning in self._graph.warnings:
+            logger.warning("agent %s: %s", self.name, warning)
+
+    def turn(self, run: Run) -> OpenAITurn:
+        input = None if run.context.kind is Kind.RESUME else parse(run.context.input)
+        given = approvals.parse(input.value) if isinstance(input, Answers) else input
+        return OpenAITurn(self._graph, run, given, self._options, self._context_factory)
+
+    async def require_resume_point(self, history: History) -> ResumePoint:
+        return require_resume_point((await Conversation.load(history)).messages)
+
+    async def messages(self, history: History) -> list[dict[str, Any]]:
+        return [message.as_json() for message in (await Conversation.load(history)).messages]
+
+
+def recognise(target: object) -> OpenAIAgent | None:
+    """Wrap a framework object that a command line was pointed at, or return None for what is not ours."""
+    return OpenAIAgent(target) if isinstance(target, Agent) else None

@@ -1,0 +1,114 @@
+"""The agents that a conversation may be in, and what about them cannot be made durable."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    ComputerTool,
+    CustomTool,
+    FunctionTool,
+    Handoff,
+    LocalShellTool,
+    ProgrammaticToolCallingTool,
+    ShellTool,
+)
+
+from outlast_openai import seams
+
+_NO_CALL_ID = (ShellTool, LocalShellTool, ApplyPatchTool, ComputerTool, ProgrammaticToolCallingTool)
+
+
+class CannotBeDurable(TypeError):
+    """An agent has something of which outlast cannot promise that it runs at most once."""
+
+
+class Graph:
+    """The agents that can be reached by handoffs, by name. Raises CannotBeDurable."""
+
+    def __init__(self, root: Agent[Any]) -> None:
+        self.root = root
+        self.agents: dict[str, Agent[Any]] = {}
+        for agent in _reachable(root, []):
+            if agent.name in self.agents:
+                raise CannotBeDurable(
+                    f"two agents are named {agent.name!r}: a session notes by its name which agent it is in; rename one"
+                )
+            self.agents[agent.name] = agent
+        for agent in self.agents.values():
+            _check_tools(agent)
+            _check_inner(agent, [])
+
+    @property
+    def warnings(self) -> list[str]:
+        """What works, but not as without a crash."""
+        return [
+            f"{agent.name}: a handoff filters or nests the history; after a crash, and in later turns, the next agent sees all"
+            for agent in self.agents.values()
+            if any(
+                isinstance(one, Handoff) and (one.input_filter or one.nest_handoff_history) for one in agent.handoffs
+            )
+        ]
+
+    def at(self, name: str | None) -> Agent[Any]:
+        """Return the agent of a name, or the first one for a name that is not there any more."""
+        return self.agents.get(name or "", self.root)
+
+    def is_handoff(self, agent: str | None, tool_name: str) -> bool:
+        """Say whether a call of an agent hands over to another."""
+        return tool_name in {
+            one.tool_name if isinstance(one, Handoff) else Handoff.default_tool_name(one)
+            for one in self.at(agent).handoffs
+        }
+
+
+def _reachable(agent: Agent[Any], known: list[Agent[Any]]) -> list[Agent[Any]]:
+    """Return each agent once; agents cannot be hashed."""
+    if any(agent is one for one in known):
+        return known
+    known.append(agent)
+    for next_agent in _targets(agent):
+        _reachable(next_agent, known)
+    return known
+
+
+def _targets(agent: Agent[Any]) -> Iterator[Agent[Any]]:
+    for one in agent.handoffs:
+        target = one if isinstance(one, Agent) else seams.target_of(one)
+        if target is None:
+            raise CannotBeDurable(
+                f"{agent.name}: the agent behind the handoff {one.tool_name!r} cannot be found before it is called, and so not "  # type: ignore[union-attr]
+                "after a crash; make it with `handoff(agent)`"
+            )
+        yield target
+
+
+def _check_tools(agent: Agent[Any]) -> None:
+    for tool in agent.tools:
+        if isinstance(tool, _NO_CALL_ID):
+            raise CannotBeDurable(
+                f"{agent.name}: the SDK does not say for which call a {type(tool).__name__} runs, so that outlast cannot keep it "
+                "from running twice; do the work in a function tool"
+            )
+        if isinstance(tool, CustomTool) and tool.needs_approval is not False:
+            raise CannotBeDurable(
+                f"{agent.name}: approvals are for function tools; make {tool.name!r} one, or leave needs_approval out"
+            )
+
+
+def _check_inner(agent: Agent[Any], known: list[Agent[Any]]) -> None:
+    """Refuse approvals inside of agents that are tools: their inner state is not kept."""
+    for inner in seams.agents_in_tools(agent):
+        for one in _reachable(inner, []):
+            asking = [
+                tool.name for tool in one.tools if isinstance(tool, FunctionTool) and tool.needs_approval is not False
+            ]
+            if asking:
+                raise CannotBeDurable(
+                    f"{agent.name}: the tool {asking[0]!r} of the agent {one.name!r}, which is a tool itself, needs an approval; "
+                    "ask for it around the agent, by `as_tool(…, needs_approval=True)`"
+                )
+            if not any(one is seen for seen in known):
+                known.append(one)
+                _check_inner(one, known)

@@ -1,0 +1,120 @@
+"""A conversation that is kept as the SDK's items: what of it is open, who speaks next, what a model may see."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from outlast.adapters.history import History
+from outlast.adapters.items import StoredItems
+from outlast.adapters.journal import ToolCall
+from outlast.core import jsontext
+from outlast.core.errors import InvalidRequest
+from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.transcript import Message, last_answer, open_calls
+from outlast_openai.items import Item, is_note
+from outlast_openai.messages import Entry, Row, entries, for_model
+
+Contents = Sequence[tuple[str, Item]]
+
+
+class OpenCall(NamedTuple):
+    """A call of the last response that has no result."""
+
+    call: ToolCall
+    item: Item
+    agent: str | None
+    """Who asked for it."""
+
+
+class Conversation:
+    """The items of one history, read once, then appended to by the run that has it."""
+
+    def __init__(self, stored: StoredItems) -> None:
+        self._stored = stored
+        self.rows = [Row(one.id, jsontext.decode(one.item), one.invocation_number) for one in stored.stored]
+        self.approvals: dict[str, Approval] = {}
+        """What is known of decisions about the open calls, by the calls' keys."""
+        self._entries: list[Entry] | None = None
+
+    @classmethod
+    async def load(cls, history: History) -> "Conversation":
+        """Read a history as it is committed."""
+        conversation = cls(await history.stored_items())
+        await conversation.read_decisions(history)
+        return conversation
+
+    async def read_decisions(self, history: History) -> None:
+        """Read what was decided about the open calls."""
+        if opened := self.open_calls():
+            self.decided((await history.approvals(list(opened))).values())
+
+    @property
+    def entries(self) -> list[Entry]:
+        if self._entries is None:
+            self._entries = entries(self.rows)
+        return self._entries
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history in neutral terms."""
+        return [entry.message for entry in self.entries]
+
+    @property
+    def agent(self) -> str | None:
+        """The agent that speaks next, where a handoff said so."""
+        return next(
+            (row.item["agent"] for row in reversed(self.rows) if "agent" in row.item and is_note(row.item)), None
+        )
+
+    def for_model(self) -> list[dict[str, Any]]:
+        return for_model(self.entries)
+
+    def refuse_known(self, ids: Iterable[str]) -> None:
+        """Raise RunFailed for an id that is in the history, or twice among these."""
+        self._stored.refuse_known(ids)
+
+    def open_calls(self) -> dict[str, OpenCall]:
+        """Return the calls of the last response that have no result, by their keys."""
+        last = last_answer(self.messages)
+        if last is None:
+            return {}
+        entry = self.entries[last]
+        found = {}
+        for place in open_calls(self.messages):
+            row = entry.calls[place]
+            request = entry.message.calls[place]
+            call = ToolCall(row.id, request.id, request.name, _parsed(request.arguments))
+            found[row.id] = OpenCall(call, row.item, entry.note.get("agent"))
+        return found
+
+    def decided(self, approvals: Iterable[Approval]) -> None:
+        """Take in what is known of decisions about the open calls."""
+        self.approvals = {row.key: row for row in approvals}
+        last = last_answer(self.messages)
+        if last is None:
+            return
+        entry = self.entries[last]
+        calls = zip(entry.message.calls, entry.calls, strict=True)
+        entry.message = replace(
+            entry.message,
+            calls=tuple(replace(call, awaits_approval=self._is_open(row.id)) for call, row in calls),
+        )
+
+    def _is_open(self, key: str) -> bool:
+        row = self.approvals.get(key)
+        return row is not None and row.status is ApprovalStatus.OPEN
+
+    def append(self, contents: Contents, *, number: int) -> list[Any]:
+        """Return the parts of a write that stores items at the end, and count them in. `number` is the run's."""
+        parts = self._stored.add(contents, number=number)
+        self.rows += [Row(id, item, number) for id, item in contents]
+        self._entries = None
+        return parts
+
+
+def _parsed(arguments: str) -> Any:
+    """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
+    try:
+        return jsontext.parse(arguments.encode()) if arguments else {}
+    except (InvalidRequest, UnicodeEncodeError):
+        return arguments

@@ -1,0 +1,74 @@
+"""The SDK's items: which are calls, which are results, and what of a history a model may see.
+
+A history has the SDK's items as they are, one row each, and between them notes of ours with what the items do not say:
+which agent answered, why the model stopped, who speaks next. Notes are nothing for a model.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Item = Mapping[str, Any]
+
+NOTE = "outlast.note"
+"""The `type` of a note."""
+
+CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""Types of calls that run here, each with the type of its result."""
+
+UNIQUE_FROM = 16
+"""Characters of a call id; a shorter one is a counter of its provider, and comes again."""
+
+_OUTPUTS = frozenset(CALLS.values())
+
+
+def note(**fields: Any) -> dict[str, Any]:
+    """Make a note."""
+    return {"type": NOTE, **fields}
+
+
+def is_note(item: Item) -> bool:
+    return item.get("type") == NOTE
+
+
+def is_call(item: Item) -> bool:
+    return item.get("type") in CALLS
+
+
+def is_output(item: Item) -> bool:
+    return item.get("type") in _OUTPUTS
+
+
+def output_of(call: Item, output: Any) -> dict[str, Any]:
+    """Make the result of a call."""
+    return {"type": CALLS[call["type"]], "call_id": call["call_id"], "output": output}
+
+
+def with_ids_of_their_own(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return a history in which no two calls share an id, and which shares none with calls to come.
+
+    Some providers count calls in each response, and begin anew. Of two calls of one id the SDK keeps the newest result
+    only; the model then never sees what it asked for. The same call has the same name in every later run.
+    """
+    ids = [item["call_id"] for item in items if is_call(item)]
+    total, taken, seen = Counter(ids), set(ids), Counter[str]()
+    renamed: dict[str, str] = {}
+    made = []
+    for item in items:
+        if not (is_call(item) or is_output(item)):
+            made.append(dict(item))
+            continue
+        id = item["call_id"]
+        if is_call(item):
+            seen[id] += 1
+            keep = len(id) >= UNIQUE_FROM and seen[id] == total[id]
+            renamed[id] = id if keep else _unused(f"{id}_{seen[id]}", taken)
+        made.append({**item, "call_id": renamed.get(id, id)})
+    return made
+
+
+def _unused(id: str, taken: set[str]) -> str:
+    while id in taken:
+        id += "_"
+    taken.add(id)
+    return id

@@ -1,0 +1,390 @@
+"""Watches one run of the SDK: each response, each start of a tool and each result is durable before the SDK goes on.
+
+The order: `on_llm_end` stores a response that asks for tools, with a journal row a call; `on_tool_start` is durable before
+the body; `on_tool_end` stores the result in the journal while others still run; the end of the turn stores the results
+behind the calls, in their order, and where a handoff leads. A response without calls is stored at the end of its turn:
+until then an output guardrail may throw it away.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks
+from agents.items import ItemHelpers, TResponseInputItem
+from agents.tool_context import ToolContext
+from agents.usage import Usage
+
+from outlast.adapters import approvals
+from outlast.adapters.events import Event, Message
+from outlast.adapters.journal import Outcome, ToolCall, finished
+from outlast.adapters.outputs import total
+from outlast.adapters.run import Run
+from outlast.core import faults, jsontext
+from outlast.core.errors import NotJSON, RunFailed
+from outlast.core.transcript import StopReason
+from outlast_openai import seams
+from outlast_openai.graph import Graph
+from outlast_openai.history import Conversation
+from outlast_openai.items import Item, is_call, is_output, note
+from outlast_openai.messages import stop_of_response
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+_REASONING = {"response.reasoning_summary_text.delta", "response.reasoning_text.delta"}
+
+
+@dataclass(slots=True)
+class Response:
+    """What a model said, from its first event to where it is stored."""
+
+    message: Message
+    agent: Agent[Any]
+    items: list[Item] = field(default_factory=list)
+    stop: StopReason = StopReason.UNKNOWN
+    usage: dict[str, int] = field(default_factory=dict)
+    id: str | None = None
+    terminal: Any = None
+    over: bool = False
+    """Its end was told."""
+
+    @property
+    def key(self) -> str:
+        return self.message.message_id
+
+    def contents(self, items: Sequence[Item], **more: Any) -> list[tuple[str, Item]]:
+        """Return its rows: a note with what its items do not say, then the items."""
+        said = {
+            "agent": self.agent.name, "stop": self.stop.value, "usage": self.usage, "model": model_name(self.agent),
+            "response_id": self.id, **more,
+        }  # fmt: skip
+        head = note(response={name: value for name, value in said.items() if value})
+        return [(self.key, head), *((f"{self.key}:{place}", item) for place, item in enumerate(items))]
+
+
+def at_the_border(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Keep the error of a hook: the SDK would show it as one of a tool."""
+
+    @wraps(method)
+    async def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(*args, **kwargs)
+        except Exception as error:
+            observer: Any = args[0]
+            observer.failure = observer.failure or error
+            raise
+
+    return called
+
+
+class Observer(RunHooks[Any]):
+    """The hooks of one run of the SDK; the user's own are called too."""
+
+    def __init__(
+        self,
+        run: Run,
+        graph: Graph,
+        conversation: Conversation,
+        *,
+        hooks: RunHooks[Any] | None,
+        config: RunConfig | None,
+    ) -> None:
+        self.failure: Exception | None = None
+        """What went wrong in outlast's own part, or in the user's hooks."""
+        self.response: Response | None = None
+        self._run, self._graph, self._conversation = run, graph, conversation
+        self._hooks: RunHooks[Any] = hooks or RunHooks()
+        execution = None if config is None else config.tool_execution
+        self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
+        """Whether a guardrail may answer a call before a person is asked."""
+        self._calls: dict[str, ToolCall] = {}
+        self._next_agent: str | None = None
+        self._usages: list[dict[str, int]] = []
+        self._seen = asyncio.Event()
+
+    # What the SDK calls ---------------------------------------------------------------------------------------------
+
+    @at_the_border
+    async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
+        await self._run.assured()
+        self._seen.clear()
+        self.response = Response(self._run.events.start_message(model=model_name(agent)), agent)
+
+    @at_the_border
+    async def on_llm_end(self, context: Any, agent: Any, response: ModelResponse) -> None:
+        said = self.response
+        assert said is not None
+        # The SDK gives its events through a queue: what was said comes before that it was said.
+        await self._seen.wait()
+        said.items = [dict(item) for item in response.to_input_items()]
+        said.id, said.usage = response.response_id, _usage(response)
+        said.stop = stop_of_response(
+            "completed", None, refused=_refused(said.items), calls=any(is_call(item) for item in said.items)
+        )
+        _complete(self._run, said)
+        if said.stop is StopReason.TOOL_CALLS:
+            await self._store_calls(said)
+        await self._hooks.on_llm_end(context, agent, response)
+
+    # Called in the task of the tool and awaited in another: what the first part puts into the context, the body finds.
+    def on_tool_start(self, context: Any, agent: Any, tool: Any) -> Coroutine[Any, Any, None]:
+        call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
+        if call is not None:
+            self._run.journal.name(None if seams.is_agent(tool) else call)
+        return self._tool_starts(context, agent, tool, call)
+
+    @at_the_border
+    async def _tool_starts(self, context: Any, agent: Any, tool: Any, call: ToolCall | None) -> None:
+        await self._hooks.on_tool_start(context, agent, tool)
+        if call is not None:
+            if await self._run.journal.start(call) is not None:
+                raise RuntimeError(f"the call {call.key} of {call.name!r} was answered before")
+            faults.reach("tool.before_body")
+
+    @at_the_border
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: object) -> None:
+        call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
+        if call is not None:
+            faults.reach("tool.after_body")
+            await self._run.journal.done(call, outcome_of(context.tool_call, result))
+        await self._hooks.on_tool_end(context, agent, tool, result)
+
+    @at_the_border
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
+        self._next_agent = to_agent.name
+        await self._hooks.on_handoff(context, from_agent, to_agent)
+
+    @at_the_border
+    async def on_agent_start(self, context: Any, agent: Any) -> None:
+        await self._hooks.on_agent_start(context, agent)
+
+    @at_the_border
+    async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
+        await self._hooks.on_agent_end(context, agent, output)
+
+    # What streams ---------------------------------------------------------------------------------------------------
+
+    def take(self, event: Any) -> None:
+        """Take the next event of the SDK's stream."""
+        if event.type == "raw_response_event" and self.response is not None:
+            self._raw(self.response, event.data)
+
+    def _raw(self, said: Response, event: Any) -> None:
+        events, message = self._run.events, said.message
+        match event.type:
+            case "response.created" if message.parts:
+                # The SDK tries once more, from the beginning.
+                events.post(events.finished_message(message, stop_reason=StopReason.ERROR.value, stored=False))
+                said.message = events.start_message(model=model_name(said.agent))
+            case "response.output_text.delta":
+                events.delta(message, ("text", event.output_index), "text", event.delta)
+            case "response.refusal.delta":
+                events.delta(message, ("refusal", event.output_index), "refusal", event.delta)
+            case kind if kind in _REASONING:
+                events.delta(message, ("reasoning", event.output_index), "reasoning", event.delta)
+            case "response.output_item.added" if event.item.type in ("function_call", "custom_tool_call"):
+                key = ("call", event.output_index)
+                events.delta(message, key, "tool_call", "", call_id=event.item.call_id, name=event.item.name)
+            case "response.function_call_arguments.delta" | "response.custom_tool_call_input.delta":
+                if ("call", event.output_index) in message.parts:
+                    events.delta(message, ("call", event.output_index), "tool_call", event.delta)
+            case kind if kind in _TERMINAL:
+                said.terminal = event.response
+                self._seen.set()
+
+    def release(self) -> None:
+        """Let nobody wait for events any more."""
+        self._seen.set()
+
+    def end(self) -> None:
+        """Close what is not going to be stored any more."""
+        self.release()
+        said = self.response
+        if said is not None and not said.over:
+            said.over = True
+            stop = said.stop if said.items else StopReason.INTERRUPTED
+            self._run.events.post(
+                self._run.events.finished_message(said.message, stop_reason=stop.value, stored=False)
+            )  # fmt: skip
+        self._run.events.flush()
+
+    # What is stored -------------------------------------------------------------------------------------------------
+
+    async def _store_calls(self, said: Response) -> None:
+        """Store a response that asks for tools, before any of them starts."""
+        contents = said.contents(said.items)
+        parts = self._append(contents)
+        opened = [one.call for one in self._conversation.open_calls().values()]
+        self._calls = {call.call_id or "": call for call in opened}
+        # A handoff runs code of the user before anybody hears of it: that it did not run can never be proven.
+        journalled = [call for call in opened if not self._graph.is_handoff(said.agent.name, call.name)]
+        asking, asked = questions(self._run, self._conversation, [call for call in opened if self._waits(call, said)])
+        await self._write([*self._finished(said), *asked], [*parts, *self._run.journal.pending(journalled), *asking])
+        if asking:
+            await self._conversation.read_decisions(self._run.history)
+
+    def _waits(self, call: ToolCall, said: Response) -> bool:
+        """Say whether a call certainly waits for a person; where a function decides, the SDK asks it, and tells later."""
+        if self._guarded_first:
+            return False
+        return any(
+            isinstance(tool, FunctionTool) and tool.name == call.name and tool.needs_approval is True
+            for tool in said.agent.tools
+        )
+
+    @at_the_border
+    async def turn_ended(self, items: Sequence[TResponseInputItem]) -> None:
+        """Store what the SDK keeps of a turn and the history does not have yet, and where a handoff leads."""
+        given: list[Item] = [dict(item) for item in items]
+        said, contents, events, parts = self.response, list[tuple[str, Item]](), list[Event](), list[Any]()
+        kept = [item for item in given if not is_output(item)]
+        if said is not None and kept and not said.over:
+            contents += said.contents(kept)
+            events += self._finished(said)
+        elif said is not None:
+            new = [item for item in kept if not is_call(item) and all(_bare(item) != _bare(one) for one in said.items)]
+            contents += [(f"{said.key}:more:{place}", item) for place, item in enumerate(new)]
+        results = {item["call_id"]: item for item in given if is_output(item)}
+        for key, opened in self._conversation.open_calls().items():
+            item = results.get(opened.call.call_id or "")
+            if item is None:
+                continue
+            contents.append((f"{key}:result", item))
+            if not self._run.journal.told(opened.call):
+                outcome = Outcome("ok", _json(item["output"]), item["output"])
+                parts.append(self._run.journal.closed(opened.call, outcome))
+                events.append(finished(opened.call, outcome, origin="executed"))
+        if self._next_agent is not None and said is not None:
+            contents.append((f"{said.key}:agent", note(agent=self._next_agent)))
+            self._next_agent = None
+        if contents:
+            await self._write(events, [*self._append(contents), *parts])
+
+    async def store_cut(self) -> bool:
+        """Store a response that the SDK throws away: refused, or cut off. Return whether there was one."""
+        said = self.response
+        if said is None or said.over:
+            return False
+        status = getattr(said.terminal, "status", None)
+        if status == "incomplete":
+            reason = getattr(said.terminal.incomplete_details, "reason", None)
+            said.stop = stop_of_response(status, reason, refused=False, calls=False)
+            said.id = said.terminal.id
+            output = ModelResponse(output=said.terminal.output, usage=Usage(), response_id=None).to_input_items()
+            said.items = [dict(item) for item in output if item.get("role") == "assistant"]
+        elif said.stop is not StopReason.REFUSED:
+            return False
+        if said.stop is StopReason.MAX_OUTPUT:
+            contents = said.contents(said.items)
+        else:
+            # What was refused or filtered is kept for people; no model sees it again.
+            contents = said.contents([], unsent=said.items)
+        await self._write(self._finished(said), self._append(contents))
+        return True
+
+    async def store_end(self, text: str) -> None:
+        """Note that the run is over where its items do not say so: a tool's result was the answer."""
+        key = self.response.key if self.response is not None else self._run.context.invocation_id
+        await self._write([], self._append([(f"{key}:end", note(finished={"stop": "stop", "text": text}))]))
+
+    def _finished(self, said: Response) -> list[Event]:
+        said.over = True
+        told = self._run.events.finished_message(
+            said.message, stop_reason=said.stop.value, stored=True, usage=said.usage
+        )  # fmt: skip
+        if not said.usage:
+            return [told]
+        self._usages.append(said.usage)
+        model = model_name(said.agent)
+        return [told, {"type": "agent.usage", "model": model, **said.usage, "total": total(self._usages)}]
+
+    def _append(self, contents: Sequence[tuple[str, Item]]) -> list[Any]:
+        return self._conversation.append(contents, number=self._run.context.lease[0])
+
+    async def _write(self, events: Sequence[Event], parts: Sequence[Any]) -> None:
+        await self._run.context.write(events=events, parts=parts, progress=True)
+
+
+def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:
+    """Return what asks a person about open calls, and only about these; a question that is open is not told again."""
+    if not calls:
+        return [], []
+    if run.context.session_id is None:
+        raise RunFailed(
+            "approval_needs_session",
+            f"the tool {calls[0].name!r} needs an approval, which comes by another run of the session; give this run a "
+            "session_id",
+        )
+    parts, events = approvals.ask(run.history.scope, [approvals.Question.about(call) for call in calls])
+    return parts, [event for event in events if event["approval_id"] not in conversation.approvals]
+
+
+def outcome_of(call: Any, result: object) -> Outcome:
+    """Make the journal's form of a result; `value` is what the model is told."""
+    value = result if isinstance(result, str) else _json(_told(call, result))
+    return Outcome("ok", value, value)
+
+
+def _told(call: Any, result: object) -> Any:
+    return str(result) if call is None else ItemHelpers.tool_call_output_item(call, result)["output"]
+
+
+def _json(value: Any) -> Any:
+    try:
+        jsontext.encode(value)
+    except NotJSON:
+        return str(value)
+    return value
+
+
+def model_name(agent: Agent[Any]) -> str | None:
+    """Return what people know the model of an agent by."""
+    model = agent.model
+    named = model if isinstance(model, str) else getattr(model, "model", None)
+    return named if isinstance(named, str) else None
+
+
+def _usage(response: ModelResponse) -> dict[str, int]:
+    used = response.usage
+    counts = {
+        "input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "total_tokens": used.total_tokens,
+        "cached_tokens": getattr(used.input_tokens_details, "cached_tokens", 0),
+        "reasoning_tokens": getattr(used.output_tokens_details, "reasoning_tokens", 0),
+    }  # fmt: skip
+    return {name: count for name, count in counts.items() if count}
+
+
+def _refused(items: Sequence[Item]) -> bool:
+    """Say whether a response has a refusal and nothing else to read."""
+    parts = [part for item in items if item.get("role") == "assistant" for part in item.get("content") or ()]
+    return bool(parts) and all(isinstance(part, dict) and part.get("type") == "refusal" for part in parts)
+
+
+def _complete(run: Run, said: Response) -> None:
+    """Tell what the stream did not: some models stream nothing."""
+    events, message = run.events, said.message
+    whole = "".join(
+        part.get("text") or "" for item in said.items if item.get("role") == "assistant" for part in item["content"]
+    )
+    told = message.text()
+    if whole and not told:
+        events.delta(message, ("text", "whole"), "text", whole)
+    parts = {part.call_id: part for part in message.parts.values() if part.kind == "tool_call"}
+    for item in said.items:
+        if not is_call(item):
+            continue
+        raw = item.get("arguments", item.get("input", ""))
+        if item["call_id"] not in parts:
+            key = ("call", item["call_id"])
+            events.delta(message, key, "tool_call", raw, call_id=item["call_id"], name=item.get("name"))
+            parts[item["call_id"]] = message.parts[key]
+        events.finish_part(parts[item["call_id"]], raw=raw)
+
+
+def _bare(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name not in ("id", "provider_data")}

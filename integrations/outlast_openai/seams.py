@@ -1,0 +1,63 @@
+"""The only place that touches private names of the SDK.
+
+`check` looks for every such name when an agent is made, so that another SDK fails then, and not in a run.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from agents import Agent, FunctionTool, Handoff
+from agents.run_internal import tool_execution
+from agents.tool import invoke_function_tool
+from agents.tool_context import ToolContext
+
+_GUARDRAILS = ("_execute_tool_input_guardrails", "_execute_tool_output_guardrails")
+PINNED_FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (FunctionTool, ("_is_agent_tool", "_agent_instance")),
+    (Handoff, ("_agent_ref",)),
+)
+
+
+class UnknownSDK(ImportError):
+    """This version of the SDK does not have what the adapter builds on."""
+
+
+def check() -> None:
+    """Raise UnknownSDK when the installed SDK lacks a name this module uses."""
+    missing = [name for name in _GUARDRAILS if not hasattr(tool_execution, name)]
+    for owner, names in PINNED_FIELDS:
+        missing += [f"{owner.__name__}.{name}" for name in names if name not in owner.__dataclass_fields__]
+    if missing:
+        raise UnknownSDK(f"this version of openai-agents lacks {', '.join(missing)}; outlast works with 0.24")
+
+
+def target_of(handoff: Handoff[Any, Any]) -> Agent[Any] | None:
+    """Return the agent a handoff leads to, or None where only calling it would tell."""
+    found = handoff._agent_ref() if handoff._agent_ref is not None else None
+    return found if isinstance(found, Agent) else None
+
+
+def agents_in_tools(agent: Agent[Any]) -> Iterator[Agent[Any]]:
+    """Give the agents that an agent has as tools."""
+    for tool in agent.tools:
+        if isinstance(tool, FunctionTool) and tool._is_agent_tool and isinstance(tool._agent_instance, Agent):
+            yield tool._agent_instance
+
+
+def is_agent(tool: Any) -> bool:
+    """Say whether a tool is an agent, which has tools of its own."""
+    return isinstance(tool, FunctionTool) and tool._is_agent_tool
+
+
+async def invoke(tool: FunctionTool, context: ToolContext[Any], agent: Agent[Any], arguments: str) -> Any:
+    """Run a tool as the SDK would in a turn, with its guardrails, and return what the model is told."""
+    rejected = await tool_execution._execute_tool_input_guardrails(
+        func_tool=tool, tool_context=context, agent=agent, tool_input_guardrail_results=[]
+    )
+    if rejected is not None:
+        return rejected
+    result = await invoke_function_tool(function_tool=tool, context=context, arguments=arguments)
+    guarded = await tool_execution._execute_tool_output_guardrails(
+        func_tool=tool, tool_context=context, agent=agent, real_result=result, tool_output_guardrail_results=[]
+    )
+    return guarded.output

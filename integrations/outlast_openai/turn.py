@@ -1,0 +1,383 @@
+"""One run of an agent of the SDK: start, recover, resume. The items of the history say what is left to do.
+
+The SDK is always given the whole history and nothing new: its run is the same whether it begins, goes on after a crash or
+is resumed. Calls that are open by then are answered first, from the journal or as a person decided.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from agents import MaxTurnsExceeded, RunConfig, RunHooks, Runner
+from agents.agent_output import AgentOutputSchema, AgentOutputSchemaBase
+from agents.exceptions import AgentsException, InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
+from agents.items import TResponseInputItem
+from agents.memory import SessionSettings
+from openai import OpenAIError
+from pydantic_core import to_jsonable_python
+
+from outlast.adapters import approvals
+from outlast.adapters.approvals import Decision, DecisionType
+from outlast.adapters.inputs import Messages
+from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
+from outlast.adapters.outputs import output, total
+from outlast.adapters.recovery import Output, Result
+from outlast.adapters.run import Run
+from outlast.core import jsontext
+from outlast.core.errors import AgentResumeError, RunFailed
+from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.resume import ResumeKind, repair, require_resume_point
+from outlast.core.transcript import Role
+from outlast_openai import tools
+from outlast_openai.graph import Graph
+from outlast_openai.history import Conversation, OpenCall
+from outlast_openai.items import Item, note, output_of
+from outlast_openai.messages import Entry, from_input
+from outlast_openai.observer import Observer, questions
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the user wants the SDK to run."""
+
+    run_config: RunConfig | None
+    hooks: RunHooks[Any] | None
+    max_turns: int
+
+
+class RunSession:
+    """The session the SDK is given: the history of the run, to which the observer writes."""
+
+    session_settings: SessionSettings | None = None
+
+    def __init__(self, session_id: str, conversation: Conversation, observer: Observer) -> None:
+        self.session_id = session_id
+        self._conversation, self._observer = conversation, observer
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        items = self._conversation.for_model()
+        kept = items if limit is None else items[max(0, len(items) - limit) :]
+        return cast("list[TResponseInputItem]", kept)
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        await self._observer.turn_ended(items)
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        raise RunFailed("unsupported_for_agent", "a run does not take back what it stored")
+
+    async def clear_session(self) -> None:
+        raise RunFailed("unsupported_for_agent", "a run does not take back what it stored")
+
+
+class OpenAITurn:
+    """What the SDK does for one run: of new messages, of decisions, or, with neither, of a resume."""
+
+    def __init__(
+        self, graph: Graph, run: Run, input: Messages | Sequence[Decision] | None, options: Options, context: Any
+    ) -> None:
+        self._graph, self._run, self._input, self._options = graph, run, input, options
+        self._make_context, self._context = context, None
+        self._loaded: Conversation | None = None
+
+    # What the history says ------------------------------------------------------------------------------------------
+
+    async def has_input(self) -> bool:
+        if isinstance(self._input, Messages):
+            rows = (await self._conversation()).rows
+            return any(row.id == self._id_of(0) and row.number == self._number for row in rows)
+        decided = await self._run.history.approvals([one.id for one in self._input or ()])
+        return any(row.decided_by == self._number for row in decided.values())
+
+    async def result(self) -> Result | None:
+        conversation = await self._conversation()
+        last = conversation.rows[-1] if conversation.rows else None
+        if last is None or last.number != self._number or not self._is_over(conversation):
+            return None
+        return self._result(conversation)
+
+    def _is_over(self, conversation: Conversation) -> bool:
+        """An answer without calls is the end, also one that a later resume would go on from."""
+        last = conversation.entries[-1] if conversation.entries else None
+        return last is not None and last.said and not last.calls
+
+    # Start, go on, resume -------------------------------------------------------------------------------------------
+
+    async def start(self) -> Result:
+        conversation = await self._conversation()
+        if isinstance(self._input, Messages):
+            await self._add(conversation, self._input)
+        else:
+            await self._decide(conversation, self._input or ())
+        return await self._go(conversation)
+
+    async def _add(self, conversation: Conversation, input: Messages) -> None:
+        """Store new messages, and before them an answer to each call that an earlier run left open."""
+        approvals.refuse_waiting(self._waiting(conversation), self._number)
+        given = [(self._id_of(index), from_input(message)) for index, message in enumerate(input.messages)]
+        conversation.refuse_known(id for id, _ in given)
+        closing = [await self._closed(conversation, one) for one in conversation.open_calls().values()]
+        await self._append([*closing, *given], self._closing(conversation))
+
+    async def _decide(self, conversation: Conversation, decisions: Sequence[Decision]) -> None:
+        for one in decisions:
+            if one.type is DecisionType.EDIT and not isinstance(one.arguments, dict):
+                raise RunFailed("invalid_input", "the arguments of an edited call are an object")
+        waiting = {key: one.call.arguments for key, one in conversation.open_calls().items()}
+        await approvals.decide(self._run.context, self._run.history, decisions, waiting)
+        await conversation.read_decisions(self._run.history)
+
+    async def go_on(self) -> Result:
+        conversation = await self._conversation()
+        opened = self._leave_dead(conversation)
+        self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
+        return await self._go(conversation)
+
+    async def resume(self) -> Result:
+        conversation = await self._conversation()
+        messages = conversation.messages
+        point = require_resume_point(messages)
+        if point.kind is ResumeKind.AWAIT_APPROVAL:
+            raise AgentResumeError("awaiting_approval")
+        self._run.events.resume(point.kind)
+        if not self._leave_dead(conversation):
+            for message in repair(messages):
+                said = (_new_id(), {"role": "user", "content": message.text})
+                await self._append([(_new_id(), note(internal=True)), said])
+        return await self._go(conversation)
+
+    def _leave_dead(self, conversation: Conversation) -> list[str]:
+        """Have the journal answer what a dead run left open, but for what a person has agreed to since."""
+        opened = list(conversation.open_calls())
+        self._run.journal.dead.update(key for key in opened if key not in conversation.approvals)
+        return opened
+
+    async def close(self, answer: Outcome) -> None:
+        """Answer every open call, and let nobody decide any more."""
+        conversation = await self._conversation()
+        closing = [await self._closed(conversation, one, answer) for one in conversation.open_calls().values()]
+        await self._append(closing, self._closing(conversation))
+
+    def _closing(self, conversation: Conversation) -> list[Any]:
+        return [approvals.close(self._run.history.scope)] if self._waiting(conversation) else []
+
+    # The loop -------------------------------------------------------------------------------------------------------
+
+    async def _go(self, conversation: Conversation) -> Result:
+        while True:
+            await self._answer_calls(conversation)
+            if waiting := self._waiting(conversation):
+                self._count(conversation)
+                asked = next(entry for entry in reversed(conversation.entries) if entry.calls)
+                return approvals.interrupt(waiting, asked.message.text)
+            if self._is_over(conversation):
+                return self._result(conversation)
+            await self._drive(conversation)
+
+    async def _drive(self, conversation: Conversation) -> None:
+        """Have the SDK go on from the history until it is done, fails, or needs a person."""
+        spoken = sum(entry.said and entry.rows[0].number == self._number for entry in conversation.entries)
+        if spoken >= self._options.max_turns:
+            raise _too_many(self._options.max_turns)
+        observer = Observer(
+            self._run, self._graph, conversation, hooks=self._options.hooks, config=self._options.run_config
+        )
+        result = Runner.run_streamed(
+            self._graph.at(conversation.agent),
+            [],
+            session=RunSession(self._run.history.thread, conversation, observer),
+            hooks=observer,
+            max_turns=self._options.max_turns - spoken,
+            context=await self._user_context(),
+            run_config=self._options.run_config,
+        )
+        try:
+            async with aclosing(cast(Any, result.stream_events())) as events:
+                try:
+                    async for event in events:
+                        observer.take(event)
+                except BaseException:
+                    observer.release()
+                    result.cancel()
+                    raise
+        except Exception as error:  # noqa: BLE001 - the SDK raises what models and tools raise
+            await self._failed(observer, error)
+        else:
+            if result.interruptions:
+                await self._ask(conversation, result.interruptions)
+            elif not self._is_over(conversation) and not conversation.open_calls():
+                await observer.store_end(_text(result.final_output))
+            # What the SDK left open it did not want to run, or runs when a person agrees.
+            self._leave_dead(conversation)
+        finally:
+            observer.end()
+
+    async def _failed(self, observer: Observer, error: Exception) -> None:
+        """Say what ended the run of the SDK; an answer that was cut off is an answer."""
+        if observer.failure is not None:
+            raise observer.failure
+        if isinstance(error, MaxTurnsExceeded):
+            raise _too_many(self._options.max_turns) from error
+        if isinstance(error, InputGuardrailTripwireTriggered | OutputGuardrailTripwireTriggered):
+            raise RunFailed("guardrail_tripped", str(error)) from error
+        if isinstance(error, OpenAIError):
+            raise RunFailed("provider_error", f"{type(error).__name__}: {error}") from error
+        if not (isinstance(error, AgentsException) and await observer.store_cut()):
+            raise error
+
+    async def _ask(self, conversation: Conversation, interruptions: Sequence[Any]) -> None:
+        """Note the questions about the calls that the SDK did not run."""
+        asking = {item.call_id for item in interruptions}
+        asked = [one.call for one in conversation.open_calls().values() if one.call.call_id in asking]
+        if not asked:
+            raise RunFailed("approval_unsupported", "the run waits for an approval that is not one of a function tool")
+        parts, events = questions(self._run, conversation, asked)
+        if events:
+            await self._run.context.write(events=events, parts=parts, progress=True)
+            await conversation.read_decisions(self._run.history)
+
+    # Tools ----------------------------------------------------------------------------------------------------------
+
+    def _waiting(self, conversation: Conversation) -> list[Approval]:
+        """Return what a person has to decide about the open calls."""
+        opened = conversation.open_calls()
+        return [
+            row for row in conversation.approvals.values() if row.status is ApprovalStatus.OPEN and row.key in opened
+        ]
+
+    async def _answer_calls(self, conversation: Conversation) -> None:
+        """Answer the open calls side by side, all but those that wait for a person, and store the results."""
+        waiting = {row.key for row in self._waiting(conversation)}
+        calls = [one for key, one in conversation.open_calls().items() if key not in waiting]
+        found = await asyncio.gather(*(self._answered(conversation, one) for one in calls), return_exceptions=True)
+        results = [one for one in found if not isinstance(one, BaseException)]
+        if failure := next((one for one in found if isinstance(one, BaseException)), None):
+            raise failure
+        await self._append(results)
+
+    async def _answered(self, conversation: Conversation, opened: OpenCall) -> tuple[str, Item]:
+        """Run a call, unless a person or its journal says how it is answered."""
+        call, journal = opened.call, self._run.journal
+        row = conversation.approvals.get(call.key)
+        if row is not None and (answer := approvals.answer_to(row)) is not None:
+            return _result_of(opened, await journal.decided(call, answer))
+        decision = None if row is None else approvals.decision_of(row)
+        edited = decision is not None and decision.type is DecisionType.EDIT
+        if decision is not None and edited:
+            call = replace(call, arguments=decision.arguments)
+        outcome = await journal.start(call)
+        if outcome is None:
+            with journal.body(call):
+                outcome = await self._body(call, opened)
+            await journal.done(call, outcome)
+        return _result_of(opened, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
+
+    async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
+        return await tools.body(
+            self._run, self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
+            config=self._options.run_config, hooks=self._options.hooks,
+        )  # fmt: skip
+
+    async def _closed(
+        self, conversation: Conversation, opened: OpenCall, otherwise: Outcome = INTERRUPTED
+    ) -> tuple[str, Item]:
+        """Answer a call that an earlier run left open, without running it."""
+        row = conversation.approvals.get(opened.call.key)
+        if row is not None and row.status is ApprovalStatus.OPEN:
+            row = row._replace(status=ApprovalStatus.CLOSED)
+        if row is not None and (answer := approvals.answer_to(row)) is not None:
+            return _result_of(opened, await self._run.journal.decided(opened.call, answer))
+        return _result_of(opened, await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
+
+    # Small things ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _number(self) -> int:
+        return self._run.context.lease[0]
+
+    async def _conversation(self) -> Conversation:
+        if self._loaded is None:
+            self._loaded = await Conversation.load(self._run.history)
+        return self._loaded
+
+    async def _user_context(self) -> Any:
+        """Make the context object of the user, once an attempt."""
+        if self._make_context is not None:
+            made = self._make_context(self._run.context)
+            self._context = await made if asyncio.iscoroutine(made) else made
+            self._make_context = None
+        return self._context
+
+    async def _append(self, contents: Sequence[tuple[str, Item]], parts: Sequence[Any] = ()) -> None:
+        if contents or parts:
+            conversation = await self._conversation()
+            stored = conversation.append(contents, number=self._number)
+            await self._run.context.write(parts=[*stored, *parts], progress=True)
+
+    def _id_of(self, index: int) -> str:
+        """Name an input message: what the user named it, else by the run, so that it is stored once."""
+        if isinstance(self._input, Messages) and (id := self._input.messages[index].id) is not None:
+            if not _ID.fullmatch(id):
+                raise RunFailed("invalid_input", "a message id is 1 to 128 visible ASCII characters")
+            return id
+        return f"{self._run.context.invocation_id}:input:{index}"
+
+    def _result(self, conversation: Conversation) -> Output:
+        """The run's output: what was said in this run, and after a resume since the last message of a user."""
+        last = conversation.entries[-1]
+        said = last.message
+        return output(
+            text=said.text,
+            messages=[entry.message.as_json() for entry in _since_user(conversation)],
+            usage=self._count(conversation),
+            stop_reason=said.stop.value,
+            final_output=self._structured(last),
+        )
+
+    def _structured(self, last: Entry) -> Any:
+        """Return the output in JSON of an agent that has a type for it."""
+        kind = self._graph.at(last.note.get("agent")).output_type
+        if kind is None or kind is str or not last.items:
+            return None
+        schema = kind if isinstance(kind, AgentOutputSchemaBase) else AgentOutputSchema(kind, strict_json_schema=False)
+        try:
+            return to_jsonable_python(schema.validate_json(last.message.text))
+        except AgentsException:
+            return None
+
+    def _count(self, conversation: Conversation) -> dict[str, int]:
+        """Add up what the run used, for its record."""
+        usage = total(entry.message.usage for entry in _since_user(conversation))
+        self._run.context.usage = usage or None
+        return usage
+
+
+def _since_user(conversation: Conversation) -> list[Entry]:
+    found = conversation.entries
+    users = [index for index, entry in enumerate(found) if entry.message.role is Role.USER]
+    return found[users[-1] + 1 :] if users else found
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _too_many(limit: int) -> RunFailed:
+    return RunFailed("max_turns", f"the run called the model {limit} times without coming to an end")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
+
+
+def _result_of(opened: OpenCall, outcome: Outcome, preface: str = "") -> tuple[str, Item]:
+    """Make the stored result of a call: what its tool gave, as the model is told it, or why there is none."""
+    value = outcome.output if outcome.value is None else outcome.value
+    told = preface + _text(value) if preface or not isinstance(value, str | list) else value
+    return f"{opened.call.key}:result", output_of(opened.item, told)
