@@ -89,7 +89,12 @@ class Frames:
         if type(self._serde) in (JsonPlusSerializer, Verbatim):
             if type(value) is list:
                 digests = self._memory.digests(value)
-                values.append([self._element(*known) for known in zip(value, digests, strict=True)])
+                values.append(
+                    [
+                        known if known is not None and known in self._stored else self._element(element)
+                        for element, known in zip(value, digests, strict=True)
+                    ]
+                )
                 return _LIST
             if type(value) is dict and all(type(key) is str for key in value):
                 if len(value) <= OPENED_ENTRIES and depth < OPENED_DEPTH:
@@ -99,9 +104,7 @@ class Frames:
         values.append(self._dumped(value))
         return _WHOLE
 
-    def _element(self, value: Any, known: bytes | None) -> Element:
-        if known is not None and known in self._stored:
-            return known
+    def _element(self, value: Any) -> Element:
         payload = self._dumped(value)
         self._memory.note_dumped(value, payload)
         return payload
@@ -113,13 +116,13 @@ class Frames:
 
     async def load(self, history: History, found: Iterable[Value]) -> "Loads":
         """Fetch what the values need and is not remembered."""
-        counts = Counter(
-            element for value in found for element in elements_of(value) if not isinstance(element, Payload)
-        )
-        remembered = self._memory.recall(counts)
-        # What is remembered is handed out once.
-        missing = [digest for digest, count in counts.items() if count > 1 or digest not in remembered]
-        return Loads(self._serde, self._memory, remembered, await history.parts(missing) if missing else {})
+        digests = [element for value in found for element in elements_of(value) if type(element) is bytes]
+        remembered, needed = self._memory.recall(digests), set(digests)
+        missing = needed.difference(remembered)
+        if len(digests) > len(needed):
+            # What is remembered is handed out once.
+            missing.update(digest for digest, count in Counter(digests).items() if count > 1)
+        return Loads(self._serde, self._memory, remembered, await history.parts([*missing]) if missing else {})
 
 
 class Loads:
@@ -145,15 +148,16 @@ class Loads:
         value = next(values)
         if isinstance(value, Payload | bytes):
             return self._value(value)
-        elements = [self._value(element) for element in value]
+        known = self._remembered
+        elements = [known.pop(element) if element in known else self._value(element) for element in value]
         return dict(elements) if shape == _ENTRIES else elements
 
     def _value(self, element: Element) -> Any:
         if isinstance(element, Payload):
             return loaded(self._serde, element)
         # Two elements of a state are never one object.
-        if (value := self._remembered.pop(element, None)) is not None:
-            return value
+        if element in self._remembered:
+            return self._remembered.pop(element)
         value = loaded(self._serde, self._parts[element])
         self._memory.note_loaded(element, value)
         return value

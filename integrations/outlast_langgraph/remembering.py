@@ -6,12 +6,13 @@ it equals that. The texts in them are the same objects, so that this costs next 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
 from outlast.adapters.history import Payload, digest_of
+from outlast.adapters.threads import Known
 
 MOST = 10_000
 """Messages that are remembered, of all histories together."""
@@ -33,6 +34,8 @@ class Memory:
     """What is remembered of one history."""
 
     def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+        """Where namespaces go on, as far as this process knows."""
         self._by_id: dict[int, _Remembered] = {}
         self._loaded: dict[bytes, _Remembered] = {}
 
@@ -41,14 +44,15 @@ class Memory:
 
     def digests(self, values: Sequence[Any]) -> list[bytes | None]:
         """Return the digests of those that are messages and say what they said when they were remembered."""
-        found = [self._by_id.get(id(value)) for value in values]
-        same = {id(one.value): one.digest for one in _unchanged([one for one in found if one is not None])}
-        return [same.get(id(value)) for value in values]
+        found = list(map(self._by_id.get, map(id, values)))
+        changed = _changed([one for one in found if one is not None])
+        return [None if one is None or one.digest in changed else one.digest for one in found]
 
     def recall(self, digests: Iterable[bytes]) -> dict[bytes, Any]:
         """Return the messages that were loaded, and that nobody changed since."""
-        found = [one for digest in digests if (one := self._loaded.get(digest)) is not None]
-        return {one.digest: one.value for one in _unchanged(found)}
+        found = [one for one in map(self._loaded.get, digests) if one is not None]
+        changed = _changed(found)
+        return {one.digest: one.value for one in found if one.digest not in changed}
 
     def note_loaded(self, digest: bytes, value: Any) -> None:
         """Remember what a part was loaded as."""
@@ -64,7 +68,7 @@ class Memory:
         if not isinstance(value, BaseMessage):
             return None
         try:
-            fields = _copied(_fields(value))
+            fields = _copied((value.__dict__, value.__pydantic_extra__))
         except _Unknown:
             return None
         if len(self) >= MOST:
@@ -74,21 +78,20 @@ class Memory:
         return found
 
 
-def _unchanged(remembered: Sequence[_Remembered]) -> Iterator[_Remembered]:
+def _changed(remembered: Sequence[_Remembered]) -> set[bytes]:
+    changed: set[bytes] = set()
     for at in range(0, len(remembered), AT_ONCE):
         some = remembered[at : at + AT_ONCE]
-        yield from some if _are_same(some) else (one for one in some if _are_same([one]))
+        if not _are_same(some):
+            changed.update(one.digest for one in some if not _are_same([one]))
+    return changed
 
 
 def _are_same(some: Sequence[_Remembered]) -> bool:
     try:
-        return [_fields(one.value) for one in some] == [one.fields for one in some]
+        return [(one.value.__dict__, one.value.__pydantic_extra__) for one in some] == [one.fields for one in some]
     except Exception:  # noqa: BLE001 - somebody put an object into a message that cannot be compared
         return False
-
-
-def _fields(message: BaseMessage) -> tuple[Any, Any]:
-    return message.__dict__, message.__pydantic_extra__
 
 
 class _Unknown(Exception):

@@ -27,9 +27,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlast.adapters import history as stored
 from outlast.adapters import open_store
-from outlast.adapters.history import History
+from outlast.adapters.history import History, thread_name
 from outlast.adapters.run import Run
-from outlast.adapters.threads import Threads
+from outlast.adapters.threads import Known, Threads, Writes
 from outlast.core.portal import portal
 from outlast.sessions.session import StoreSource
 from outlast_langgraph.frames import Frames, refuse_pickle
@@ -194,7 +194,7 @@ class StoreSaver(RunSaver):
     ) -> None:
         super().__init__(serde=serde)
         refuse_pickle(self.serde)
-        self._memories = Memories()
+        self._memories, self._principal = Memories(), principal
         source = open_store(store) if isinstance(store, str) else store
         self._threads = None if source is None else Threads(source, agent=agent, principal=principal)
 
@@ -217,7 +217,13 @@ class StoreSaver(RunSaver):
             found = await observer.run.head(namespace)
         else:
             found = await history.checkpoint(namespace, id)
-        return None if found is None else self._note(config, namespace, await self._tuple(history, config, found))
+        if found is None:
+            return None
+        memory = self._memory(config, history)
+        if id is None and self._is_outside(config):
+            memory = self._memories.of(history.thread)
+            memory.known[namespace] = Known(found.id, found.needs)
+        return self._note(config, namespace, await self._tuple(history, config, found, memory))
 
     async def alist(
         self,
@@ -239,7 +245,7 @@ class StoreSaver(RunSaver):
                     return
                 if _fits(found, get_checkpoint_id(base), filter or {}):
                     limit = None if limit is None else limit - 1
-                    yield await self._tuple(history, base, found)
+                    yield await self._tuple(history, base, found, self._memory(base, history))
 
     async def _every_thread(self) -> list[RunnableConfig]:
         if self._threads is None or _found(None) is not None:
@@ -254,7 +260,13 @@ class StoreSaver(RunSaver):
         history = _history(config)
         return history, _namespace(config, history)
 
-    async def _tuple(self, history: History, config: RunnableConfig, found: stored.Checkpoint) -> CheckpointTuple:
+    def _memory(self, config: RunnableConfig, history: History) -> Memory:
+        """Outside of runs what is loaded belongs to whoever asked: only where a graph goes on is it remembered."""
+        return Memory() if self._is_outside(config) else self._memories.of(history.key)
+
+    async def _tuple(
+        self, history: History, config: RunnableConfig, found: stored.Checkpoint, memory: Memory
+    ) -> CheckpointTuple:
         thread = config["configurable"]["thread_id"]
         namespace = found.namespace.rpartition("\x1f")[2]
 
@@ -264,7 +276,7 @@ class StoreSaver(RunSaver):
         if (observer := _found(config)) is not None and observer.run.history.key == history.key:
             observer.run.stored |= found.needs
         needed = [*found.values, *(value for write in found.writes for value in write.values)]
-        loads = await Frames(self.serde, self._memories.of(history.key)).load(history, needed)
+        loads = await Frames(self.serde, memory).load(history, needed)
         return CheckpointTuple(
             named(found.id),
             loads.checkpoint(found.own, found.values),
@@ -284,9 +296,17 @@ class StoreSaver(RunSaver):
     ) -> RunnableConfig:
         if not self._is_outside(config):
             return await super().aput(config, checkpoint, metadata, new_versions)
-        frames = Frames(self.serde, Memory())
-        record = _record(frames, config, config["configurable"].get("checkpoint_ns", ""), checkpoint, metadata)
-        await self._outside().put(str(config["configurable"]["thread_id"]), record)
+        thread, namespace = str(config["configurable"]["thread_id"]), config["configurable"].get("checkpoint_ns", "")
+        memory = self._memories.of(thread_name(self._principal, thread))
+        known = memory.known.get(namespace)
+        frames = Frames(self.serde, memory, known.digests if known is not None else ())
+        record = _record(frames, config, namespace, checkpoint, metadata)
+        at = await self._outside().put(thread, record, known)
+        if at is None:
+            record = _record(Frames(self.serde, Memory()), config, namespace, checkpoint, metadata)
+            at = await self._outside().put(thread, record)
+        assert at is not None
+        memory.known[namespace] = at
         return _at(config, record.id)
 
     async def aput_writes(
@@ -295,10 +315,11 @@ class StoreSaver(RunSaver):
         if not self._is_outside(config):
             return await super().aput_writes(config, writes, task_id, task_path)
         configurable = config["configurable"]
+        pending = _pending(Frames(self.serde, Memory()), writes, task_id, task_path)
         await self._outside().put_writes(
-            str(configurable["thread_id"]), configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"],
-            _pending(Frames(self.serde, Memory()), writes, task_id, task_path), replace=_replaces(writes),
-        )  # fmt: skip
+            str(configurable["thread_id"]),
+            Writes(configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"], pending, _replaces(writes)),
+        )
 
     async def _put(
         self,
@@ -310,7 +331,7 @@ class StoreSaver(RunSaver):
     ) -> RunnableConfig:
         namespace = _namespace(config, observer.run.history)
         record = _record(self._frames(observer), config, namespace, checkpoint, metadata)
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, record.id, checkpoint=record, calls=seen.calls, closed=seen.closed, events=seen.events
         )
@@ -387,6 +408,11 @@ class StoreSaver(RunSaver):
                 "outside of a run, make a StoreSaver with that store"
             )
         return self._threads
+
+
+def _new(checkpoint: Checkpoint, new_versions: ChannelVersions) -> dict[str, Any]:
+    """Return the values of the channels that changed."""
+    return {channel: value for channel, value in checkpoint["channel_values"].items() if channel in new_versions}
 
 
 def _fits(found: stored.Checkpoint, id: str | None, filter: dict[str, Any]) -> bool:
@@ -476,7 +502,7 @@ class GuardedSaver(RunSaver):
         await observer.run.assured()
         namespace = _namespace(config, observer.run.history)
         at: RunnableConfig = await self._ask("put", config, checkpoint, metadata, new_versions)
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, checkpoint["id"], calls=seen.calls, closed=seen.closed, events=seen.events
         )

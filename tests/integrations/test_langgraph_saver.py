@@ -24,6 +24,7 @@ from outlast.adapters.run import CURRENT_RUN
 from outlast.core.errors import InvalidRequest, SessionBusy
 from outlast.core.portal import portal
 from outlast.store import Store
+from outlast.store.threads import ThreadChanges
 from outlast_langgraph import LangGraphAgent, StoreSaver
 from outlast_langgraph.frames import PickledPayload
 
@@ -186,6 +187,48 @@ async def test_a_graph_may_have_it_without_a_run(store: LocalStore) -> None:
     assert session.agent == "mine"
     reply = await LangGraphAgent(talker(), name="mine").session("s", store=store).run("three")
     assert reply.text.startswith("answer 5")
+
+
+async def test_outside_of_runs_a_step_is_one_transaction_too(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[int, bool]] = []
+    original = ThreadChanges._together
+
+    def together(self: ThreadChanges, thread: Any, checkpoint: Any, known: Any) -> Any:
+        written.append((len(self._held.get(thread, [])), checkpoint is not None))
+        return original(self, thread, checkpoint, known)
+
+    monkeypatch.setattr(ThreadChanges, "_together", together)
+    monkeypatch.setattr("outlast.store.threads.SOON_SECONDS", 60)
+    graph = talker(checkpointer=StoreSaver(store))
+    await graph.ainvoke({"messages": [HumanMessage("go")]}, CONFIG, durability="sync")
+    assert written == [(0, True), (1, True), (1, True)]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a turn", "prune", "delete", "another session"])
+async def test_what_a_saver_remembers_of_a_thread_is_looked_at_when_it_writes(
+    store: LocalStore, meanwhile: str
+) -> None:
+    """Another process may change the thread between two turns."""
+    here, there = (talker(checkpointer=StoreSaver(store)) for _ in range(2))
+    for turn in ("one", "two", "three"):
+        await here.ainvoke({"messages": [HumanMessage(turn)]}, CONFIG)
+    snapshot = await here.aget_state(CONFIG)
+    match meanwhile:
+        case "a turn":
+            await there.ainvoke({"messages": [HumanMessage("meanwhile")]}, CONFIG)
+        case "prune":
+            await there.checkpointer.aprune(["s"])
+        case "delete":
+            await there.checkpointer.adelete_thread("s")
+        case "another session":
+            run_sql(await store.store(), "UPDATE {p}sessions SET id = 'old' WHERE id = 's'")
+    await here.aupdate_state(snapshot.config, {"messages": [HumanMessage("four")]}, as_node="talk")
+    for graph in (here, there, talker(checkpointer=StoreSaver(store))):
+        found = (await graph.aget_state(CONFIG)).values["messages"]
+        said = [message.text for message in found if isinstance(message, HumanMessage)]
+        assert said == (["four"] if meanwhile in ("delete", "another session") else ["one", "two", "three", "four"])
 
 
 def test_a_synchronous_graph_may_have_it_too(store_url: str) -> None:

@@ -1,14 +1,14 @@
 """Checkpoints of sessions for code that is not in a run: a framework's own tools, and imports."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
-from outlast.adapters.history import Checkpoint, History, PendingWrite
+from outlast.adapters.history import Checkpoint, History
 from outlast.core import ids
 from outlast.sessions.session import StoreSource
 from outlast.store.store import Store
-from outlast.store.threads import Loaded, Loading, Thread
+from outlast.store.threads import Known, Loaded, Loading, Thread, Writes
 
-__all__ = ["Loaded", "Loading", "Threads"]
+__all__ = ["Known", "Loaded", "Loading", "Threads", "Writes"]
 
 
 class Threads:
@@ -28,16 +28,17 @@ class Threads:
         """Return what a thread's checkpoints are read by, or None when there is no such thread."""
         return await History.of_session(await self._store(), self._principal, id)
 
-    async def put(self, id: str, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint, and go on from it."""
-        await (await self._store()).threads.put(self._thread(id), checkpoint)
+    async def put(self, id: str, checkpoint: Checkpoint, known: Known | None = None) -> Known | None:
+        """Store a checkpoint, and go on from it; parts of the `known` one may be left out.
 
-    async def put_writes(
-        self, id: str, namespace: str, checkpoint_id: str, writes: Sequence[PendingWrite], *, replace: bool
-    ) -> None:
+        Return None, and store it not, when the namespace does not go on from that any more.
+        """
+        digests = await (await self._store()).threads.put(self._thread(id), checkpoint, known)
+        return None if digests is None else Known(checkpoint.id, digests)
+
+    async def put_writes(self, id: str, writes: Writes) -> None:
         """Store pending writes of a checkpoint."""
-        store = await self._store()
-        await store.threads.put_writes(self._thread(id), namespace, checkpoint_id, writes, replace=replace)
+        await (await self._store()).threads.put_writes(self._thread(id), writes)
 
     async def load(self, id: str, loading: Loading) -> Loaded:
         """Take over checkpoints from elsewhere; those that are there stay. Raises Conflict too."""

@@ -17,16 +17,16 @@ from outlast.store import journal
 from outlast.store.grouped import Part
 from outlast.store.statements import Row
 from outlast.store.store import Store
-from outlast.store.writer import Answer
+from outlast.store.writer import SOON_SECONDS, Answer, pass_on
 
 MAX_EVENT_BYTES = 16 << 20
 """Bytes of JSON text; a larger event is refused by `emit`."""
 
-SOON_SECONDS = 0.005
-"""How long what is written soon may wait for a write to go with."""
-
 SOON_LIMIT = 500
 """Events that wait at most."""
+
+SOON_BYTES = 8192
+"""A larger event does not wait, so that what waits is no more than a batch of the writer."""
 
 Event = tuple[int, int, str]
 
@@ -127,7 +127,10 @@ class InvocationContext:
         text = _event_text(event)
         self._position += 1
         self._soon.append((self._position, self.attempt, text))
-        self._wait_a_moment()
+        if len(self._soon) >= SOON_LIMIT or len(text) > SOON_BYTES:
+            self._send_soon()
+        else:
+            self._wait_a_moment()
         return self._position
 
     def write_soon(self, parts: Sequence[Part]) -> "asyncio.Future[None]":
@@ -267,13 +270,11 @@ class InvocationContext:
             self._behind.add(future)
             future.add_done_callback(self._arrived)
         for one in stored:
-            future.add_done_callback(partial(_pass_on, one))
+            future.add_done_callback(partial(pass_on, one))
         return last, future
 
     def _wait_a_moment(self) -> None:
-        if len(self._soon) >= SOON_LIMIT:
-            self._send_soon()
-        elif self._soon_timer is None:
+        if self._soon_timer is None:
             self._soon_timer = self._loop.call_later(SOON_SECONDS, self._send_soon)
 
     def _forget_soon(self) -> None:
@@ -290,14 +291,6 @@ class InvocationContext:
         self._behind.discard(future)
         if not future.cancelled() and (error := future.exception()) is not None:
             self._failure = self._failure or error
-
-
-def _pass_on(stored: "asyncio.Future[None]", written: "asyncio.Future[Any]") -> None:
-    if (error := written.exception()) is None:
-        stored.set_result(None)
-    else:
-        stored.set_exception(error)
-        stored.exception()  # whoever wrote may be gone; then it is no news to the log
 
 
 def _event_text(event: Any) -> str:

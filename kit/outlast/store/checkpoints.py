@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, and_, or_, select
 
 from outlast.store import parts
 from outlast.store.grouped import LEASE, Part
-from outlast.store.parts import Pages, Payload, Unpacked, Value
+from outlast.store.parts import Packed, Pages, Payload, Unpacked, Value
 from outlast.store.statements import Statement
 from outlast.store.tables import checkpoint_parts, checkpoint_writes, checkpoints, heads
 
@@ -88,16 +88,26 @@ _BY_CONDITION = {condition: _statements(f" {condition} ") for condition in (UNDE
 
 
 def put(
-    scope: str, checkpoint: Checkpoint, *, stored: Collection[bytes] = (), condition: str = UNDER_LEASE
+    scope: str,
+    checkpoint: Checkpoint,
+    *,
+    packed: Packed | None = None,
+    stored: Collection[bytes] = (),
+    condition: str = UNDER_LEASE,
 ) -> list[Part]:
     """Store a checkpoint, without its pending writes. `stored` are digests of parts that are there for certain."""
-    packed = parts.pack(checkpoint.values, own=checkpoint.own)
+    packed = packed or pack(checkpoint)
     _, statement, _, _ = _BY_CONDITION[condition]
     parameters = {
         "scope": scope, "namespace": checkpoint.namespace, "id": checkpoint.id, "parent": checkpoint.parent,
         "body": packed.body, "metadata": checkpoint.metadata,
     }  # fmt: skip
     return [*_put_parts(scope, packed.parts, stored, condition), Part("checkpoint", statement, parameters)]
+
+
+def pack(checkpoint: Checkpoint) -> Packed:
+    """Write down the values of a checkpoint."""
+    return parts.pack(checkpoint.values, own=checkpoint.own)
 
 
 def put_writes(

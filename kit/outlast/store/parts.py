@@ -7,7 +7,7 @@ of any length costs a checkpoint a few hundred bytes, and what was appended.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -52,10 +52,11 @@ Value = Element | Sequence[Element]
 
 
 class Packed(NamedTuple):
-    """Values in the form in which a row holds them, with the parts they need, by digest."""
+    """Values in the form in which a row holds them, with parts they need, by digest, and the digests of all they need."""
 
     body: bytes
     parts: Mapping[bytes, bytes]
+    needs: frozenset[bytes]
 
 
 def digest(content: bytes) -> bytes:
@@ -63,7 +64,7 @@ def digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def pack(values: Iterable[Value], *, own: Payload | None = None) -> Packed:
+def pack(values: Collection[Value], *, own: Payload | None = None) -> Packed:
     """Write values down; `own` stays in the row whatever its size, since no other row has the same."""
     parts: dict[bytes, bytes] = {}
     written = [b"" if own is None else own.content]
@@ -73,7 +74,8 @@ def pack(values: Iterable[Value], *, own: Payload | None = None) -> Packed:
             body += [bytes([_ONE]), _reference(value, parts)]
         else:
             body += [bytes([_MANY]), _list(value, parts)]
-    return Packed(b"".join(body), parts)
+    named = [element for value in values for element in elements_of(value) if not isinstance(element, Payload)]
+    return Packed(b"".join(body), parts, frozenset([*parts, *named]))
 
 
 def _reference(element: Element, parts: dict[bytes, bytes]) -> bytes:

@@ -23,9 +23,6 @@ _Number = BigInteger().with_variant(Integer(), "sqlite")
 _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 """Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
 
-_CODE_POINTS = Text().with_variant(Text(collation="C"), "postgresql")
-"""Text whose order is that of its characters' numbers, on both databases."""
-
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
 _STOPPING = text("status IN ('queued', 'running') AND cancel IS NOT NULL")
@@ -270,7 +267,7 @@ documents = Table(
     metadata,
     Column("number", _Number, primary_key=True, autoincrement=True),
     Column("principal", Text, nullable=False),
-    Column("namespace", _CODE_POINTS, nullable=False),
+    Column("namespace", _Ordered, nullable=False),
     Column("key", Text, nullable=False),
     Column("value", Text, nullable=False),
     Column("ttl_ms", BigInteger),

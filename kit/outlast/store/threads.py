@@ -5,6 +5,7 @@ Whoever changes a history here is no attempt: the rows it leaves have invocation
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from outlast.core import jsontext
@@ -13,6 +14,7 @@ from outlast.store import checkpoints, parts
 from outlast.store.checkpoints import ANYHOW, Checkpoint, PendingWrite
 from outlast.store.grouped import Part
 from outlast.store.statements import Connection, Rows, Statement, query
+from outlast.store.writer import SOON_SECONDS, Answer, pass_on
 
 Submit = Callable[[str, Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
@@ -25,6 +27,22 @@ class Thread(NamedTuple):
     principal: str
     id: str
     agent: str
+
+
+class Known(NamedTuple):
+    """A checkpoint that a namespace goes on from, as somebody remembers it, with the digests of all its parts."""
+
+    id: str
+    digests: frozenset[bytes]
+
+
+class Writes(NamedTuple):
+    """Pending writes of a checkpoint."""
+
+    namespace: str
+    checkpoint_id: str
+    writes: Sequence[PendingWrite]
+    replace: bool
 
 
 class Loading:
@@ -71,18 +89,38 @@ class ThreadChanges:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
+        self._held: dict[Thread, list[tuple[Writes, asyncio.Future[None]]]] = {}
 
-    def put(self, thread: Thread, checkpoint: Checkpoint) -> "asyncio.Future[None]":
-        """Store a checkpoint and make it the head of its namespace. The session is made when there is none."""
-        return self._submit("thread", lambda connection: _put(connection, thread, checkpoint))
+    def put(
+        self, thread: Thread, checkpoint: Checkpoint, known: Known | None = None
+    ) -> "asyncio.Future[frozenset[bytes] | None]":
+        """Store a checkpoint and make it the head of its namespace. The session is made when there is none.
 
-    def put_writes(
-        self, thread: Thread, namespace: str, checkpoint_id: str, writes: Sequence[PendingWrite], *, replace: bool
-    ) -> "asyncio.Future[None]":
-        """Store pending writes of a checkpoint."""
-        return self._submit(
-            "thread", lambda connection: _put_writes(connection, thread, namespace, checkpoint_id, writes, replace)
-        )
+        Return the digests of all its parts. With `known`, some of them may be left out: those of the checkpoint that the
+        namespace goes on from. If it goes on from another one, return None, and store it not.
+        """
+        return self._together(thread, checkpoint, known)
+
+    def put_writes(self, thread: Thread, writes: Writes) -> "asyncio.Future[None]":
+        """Store pending writes of a checkpoint, with the next checkpoint of the thread, or alone after a moment."""
+        stored: asyncio.Future[None] = Answer()
+        if thread not in self._held:
+            self._held[thread] = []
+            asyncio.get_running_loop().call_later(SOON_SECONDS, self._send_held, thread)
+        self._held[thread].append((writes, stored))
+        return stored
+
+    def _send_held(self, thread: Thread) -> None:
+        if thread in self._held:
+            self._together(thread, None, None)
+
+    def _together(self, thread: Thread, checkpoint: Checkpoint | None, known: Known | None) -> "asyncio.Future[Any]":
+        held = self._held.pop(thread, [])
+        writes = [written for written, _ in held]
+        future = self._submit("thread", lambda connection: _put(connection, thread, writes, checkpoint, known))
+        for _, stored in held:
+            future.add_done_callback(partial(pass_on, stored))
+        return future
 
     def load(self, thread: Thread, loading: Loading) -> "asyncio.Future[Loaded]":
         """Take over checkpoints with their writes from elsewhere.
@@ -115,11 +153,18 @@ _INSERT = Statement(
     VALUES (:principal, :id, :agent, :principal, {now}, {now}) ON CONFLICT (principal, id) DO NOTHING
     """
 )
-_LOCK = Statement("SELECT number, agent FROM {p}sessions WHERE principal = :principal AND id = :id {update}")
-_ACTIVE = Statement(
-    "SELECT v.id FROM {p}invocations v WHERE v.session_number = :number AND v.status IN ('queued', 'running') LIMIT 1"
+_TOUCH = Statement(
+    "UPDATE {p}sessions SET last_activity = {now} WHERE principal = :principal AND id = :id RETURNING number, agent"
 )
-_TOUCH = Statement("UPDATE {p}sessions SET last_activity = {now} WHERE number = :number")
+_LOCK = Statement("SELECT number, agent FROM {p}sessions WHERE principal = :principal AND id = :id {update}")
+_STATE = Statement(
+    """
+    SELECT (SELECT v.id FROM {p}invocations v WHERE v.session_number = s.number AND v.status IN ('queued', 'running') LIMIT 1),
+        (SELECT h.checkpoint FROM {p}heads h WHERE h.scope = 's' || CAST(s.number AS text) AND h.namespace = :namespace)
+    FROM {p}sessions s WHERE s.principal = :principal AND s.id = :id
+    """
+)
+"""A run that is not final, and from which checkpoint a namespace goes on."""
 _HEAD = Statement(
     """
     INSERT INTO {p}heads (scope, namespace, checkpoint, invocation_number, epoch)
@@ -176,24 +221,39 @@ _LABELLED = Statement(
 )
 
 
-def _locked(connection: Connection, principal: str, id: str) -> tuple[int, str] | None:
-    """Lock a session that no run has, and return its number and agent; None when there is none."""
-    found = query(connection, _LOCK, principal=principal, id=id)
-    if not found:
+class _Locked(NamedTuple):
+    number: int
+    agent: str
+    head: str | None
+
+    @property
+    def scope(self) -> str:
+        return f"s{self.number}"
+
+
+def _locked(
+    connection: Connection, principal: str, id: str, *, lock: Statement = _LOCK, namespace: str = ""
+) -> _Locked | None:
+    """Lock a session that no run has; `head` is that of the namespace. None when there is no such session."""
+    # Sent together, so that the database is waited for once.
+    locked = connection.send(lock, principal=principal, id=id)
+    state = connection.send(_STATE, principal=principal, id=id, namespace=namespace)
+    if not locked.rows():
         return None
-    number, agent = found[0]
-    if active := query(connection, _ACTIVE, number=number):
-        raise SessionBusy(f"invocation {active[0][0]} of this session is not final; wait for it or cancel it")
-    return number, agent
+    ((number, agent),), ((active, head),) = locked.rows(), state.rows()
+    if active is not None:
+        raise SessionBusy(f"invocation {active} of this session is not final; wait for it or cancel it")
+    return _Locked(number, agent, head)
 
 
-def _opened(connection: Connection, thread: Thread) -> str:
-    """Lock a session, made if it is new, and return the name of its history."""
-    connection.send(_INSERT, **thread._asdict())
-    found = _locked(connection, thread.principal, thread.id)
+def _opened(connection: Connection, thread: Thread, namespace: str = "") -> _Locked:
+    """Lock a session, made if it is new."""
+    found = _locked(connection, thread.principal, thread.id, lock=_TOUCH, namespace=namespace)
+    if found is None:
+        connection.send(_INSERT, **thread._asdict())
+        found = _locked(connection, thread.principal, thread.id, lock=_TOUCH, namespace=namespace)
     assert found is not None
-    connection.send(_TOUCH, number=found[0])
-    return f"s{found[0]}"
+    return found
 
 
 def _send(connection: Connection, made: Sequence[Part]) -> None:
@@ -201,37 +261,42 @@ def _send(connection: Connection, made: Sequence[Part]) -> None:
         connection.send(part.statement, **part.parameters)
 
 
-def _put(connection: Connection, thread: Thread, checkpoint: Checkpoint) -> None:
-    scope = _opened(connection, thread)
-    _send(connection, checkpoints.put(scope, checkpoint, condition=ANYHOW))
-    connection.send(_HEAD, scope=scope, namespace=checkpoint.namespace, checkpoint=checkpoint.id)
-
-
-def _put_writes(
+def _put(
     connection: Connection,
     thread: Thread,
-    namespace: str,
-    checkpoint_id: str,
-    writes: Sequence[PendingWrite],
-    replace: bool,
-) -> None:
-    scope = _opened(connection, thread)
-    _send(
-        connection,
-        checkpoints.put_writes(scope, namespace, checkpoint_id, writes, replace=replace, condition=ANYHOW),
-    )
+    held: Sequence[Writes],
+    checkpoint: Checkpoint | None,
+    known: Known | None,
+) -> frozenset[bytes] | None:
+    namespace = "" if checkpoint is None else checkpoint.namespace
+    locked = _opened(connection, thread, namespace)
+    scope = locked.scope
+    for one in held:
+        _send(
+            connection,
+            checkpoints.put_writes(
+                scope, one.namespace, one.checkpoint_id, one.writes, replace=one.replace, condition=ANYHOW
+            ),
+        )
+    if checkpoint is None or (known is not None and known.id != locked.head):
+        return None
+    packed = checkpoints.pack(checkpoint)
+    stored = known.digests if known is not None else ()
+    _send(connection, checkpoints.put(scope, checkpoint, packed=packed, stored=stored, condition=ANYHOW))
+    connection.send(_HEAD, scope=scope, namespace=namespace, checkpoint=checkpoint.id)
+    return packed.needs
 
 
 def _load(connection: Connection, thread: Thread, loading: Loading) -> Loaded:
     created = connection.send(_INSERT, **thread._asdict()).count() == 1
     locked = _locked(connection, thread.principal, thread.id)
     assert locked is not None
-    number, agent = locked
-    if agent != thread.agent:
+    if locked.agent != thread.agent:
         raise Conflict(
-            f"this session belongs to the agent {agent!r}, not to {thread.agent!r}", code="session_of_other_agent"
+            f"this session belongs to the agent {locked.agent!r}, not to {thread.agent!r}",
+            code="session_of_other_agent",
         )
-    scope = f"s{number}"
+    scope = locked.scope
     there = {(namespace, id) for namespace, id, _, _ in query(connection, _IDS, scope=scope)}
     new = [made for name, made in loading.rows.items() if name not in there]
     for part in [*loading.shared, *(part for made in new for part in made), *loading.writes]:
@@ -250,14 +315,14 @@ def _clear(connection: Connection, principal: str, id: str) -> None:
     if (locked := _locked(connection, principal, id)) is None:
         return
     for statement in _CLEAR:
-        connection.send(statement, scope=f"s{locked[0]}")
+        connection.send(statement, scope=locked.scope)
 
 
 def _copy(connection: Connection, source: Thread, target_id: str) -> None:
     if (locked := _locked(connection, source.principal, source.id)) is None:
         return
-    scope = f"s{locked[0]}"
-    new = _opened(connection, source._replace(id=target_id))
+    scope = locked.scope
+    new = _opened(connection, source._replace(id=target_id)).scope
     for statement in _COPY:
         connection.send(statement, scope=scope, new=new)
     for namespace, id, _ in query(connection, _HEADS, scope=scope):
@@ -267,7 +332,7 @@ def _copy(connection: Connection, source: Thread, target_id: str) -> None:
 def _prune(connection: Connection, principal: str, id: str, ancestors: Callable[[str], int]) -> None:
     if (locked := _locked(connection, principal, id)) is None:
         return
-    scope = f"s{locked[0]}"
+    scope = locked.scope
     rows = {
         (namespace, id): (parent, metadata) for namespace, id, parent, metadata in query(connection, _IDS, scope=scope)
     }
@@ -288,7 +353,7 @@ def _forget(connection: Connection, principal: str, labels: Mapping[str, Collect
             doomed.setdefault(session, []).append((namespace, id))
     for session, gone in doomed.items():
         if (locked := _locked(connection, principal, session)) is not None:
-            _remove(connection, f"s{locked[0]}", gone)
+            _remove(connection, locked.scope, gone)
 
 
 def _remove(connection: Connection, scope: str, gone: Collection[tuple[str, str]]) -> None:
