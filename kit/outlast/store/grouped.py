@@ -282,12 +282,11 @@ def perform(connection: Connection, me: str | None, operations: Sequence[Operati
         batch.asked = {(write.number, write.epoch) for write in batch.writes}
         batch.held = connection.send(_EVENTS_ALONE, rows=_event_rows(batch), me=batch.me)
         return _answers(connection, batch, operations)
-    points = batch.points()
+    points = batch.points() if faults.active() else ()
     _reach(points, "begin")
     connection.begin()
     _send(connection, batch)
-    if points:
-        connection_reach(connection, points)
+    connection_reach(connection, points)
     connection.commit()
     _reach(points, "after_commit")
     return _answers(connection, batch, operations)
@@ -360,7 +359,7 @@ def _send(connection: Connection, batch: _Batch) -> None:
     finishing = values(sorted({f.session_number for f in batch.finishes if f.session_number is not None}))
     if batch.accepts:
         _send_accepts(connection, batch, finishing)
-    elif batch.finishes and connection.dialect == "postgresql":
+    elif finishing.items and connection.dialect == "postgresql":
         connection.send(_LOCK_FINISHING, values=finishing)
     if batch.writes:
         _send_writes(connection, batch)
@@ -374,7 +373,7 @@ def _send_accepts(connection: Connection, batch: _Batch, finishing: Rows) -> Non
         connection.send(_NEW_SESSIONS, rows=input)
         if connection.dialect == "postgresql":
             connection.send(_LOCK_ACCEPTING, rows=input, values=finishing)
-    elif batch.finishes and connection.dialect == "postgresql":
+    elif finishing.items and connection.dialect == "postgresql":
         connection.send(_LOCK_FINISHING, values=finishing)
     batch.created = connection.send(_INSERT, rows=input, me=batch.me)
 
@@ -443,7 +442,7 @@ def _finish_row(number: int, epoch: int, outcome: Outcome) -> Row:
 def _answers(connection: Connection, batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
     """Put the answers in order. What the transaction did not do, and may have been done before, is looked up now."""
     accepted = iter(_accept_answers(connection, batch))
-    held = _held(connection, batch)
+    lost = _lost_leases(connection, batch)
     parts = iter(batch.parts)
     finished = _finished(connection, batch)
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
@@ -454,7 +453,7 @@ def _answers(connection: Connection, batch: _Batch, operations: Sequence[Operati
                 answers.append(next(accepted))
             case Write():
                 found = [next(parts).rows() for _ in operation.parts]
-                answers.append(found if (operation.number, operation.epoch) in held else _lost(operation.number))
+                answers.append(_lost(operation.number) if (operation.number, operation.epoch) in lost else found)
             case Finish():
                 at, last = finished.get(operation.number, (None, 0))
                 answers.append(_lost(operation.number) if at is None else Finished(at, last, released))
@@ -465,16 +464,14 @@ def _lost(number: int) -> LeaseLost:
     return LeaseLost(f"invocation {number} is no longer held by this attempt; nothing of this write was stored")
 
 
-def _held(connection: Connection, batch: _Batch) -> set[_Lease]:
-    """Return the leases that stood. When an event was not stored, or was there before, they are looked up."""
-    held: set[_Lease] = {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
-    if batch.stored is None:
-        return held
-    rest = {(write.number, write.epoch) for write in batch.writes} - batch.asked
-    if batch.stored.count() == sum(len(write.events) for write in batch.writes):
-        return held | rest
-    found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(rest)), me=batch.me)
-    return held | {(number, epoch) for number, epoch in found}
+def _lost_leases(connection: Connection, batch: _Batch) -> set[_Lease]:
+    """Return the leases that did not stand. When an event was not stored, or was there before, they are looked up."""
+    lost = batch.asked - {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
+    if batch.stored is not None and batch.stored.count() != sum([len(write.events) for write in batch.writes]):
+        rest = {(write.number, write.epoch) for write in batch.writes} - batch.asked
+        found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(rest)), me=batch.me)
+        lost |= rest - {(number, epoch) for number, epoch in found}
+    return lost
 
 
 def _finished(connection: Connection, batch: _Batch) -> dict[int, tuple[int, int]]:

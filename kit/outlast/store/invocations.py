@@ -231,11 +231,11 @@ _STOPPING = Statement(
     WHERE status IN ('queued', 'running') AND cancel IS NOT NULL
     """
 )
-# The first condition is what lets SQLite use the index of open invocations.
+# The first two conditions are what lets SQLite use the index of open invocations; a run without a session is always ready.
 _FORGOTTEN = Statement(
     """
     UPDATE {p}invocations SET ready = true
-    WHERE status IN ('queued', 'running') AND status = 'queued' AND NOT ready AND NOT EXISTS (
+    WHERE status IN ('queued', 'running') AND session_number IS NOT NULL AND status = 'queued' AND NOT ready AND NOT EXISTS (
         SELECT 1 FROM {p}invocations o WHERE o.session_number = {p}invocations.session_number
             AND o.status IN ('queued', 'running') AND o.number < {p}invocations.number)
     RETURNING number

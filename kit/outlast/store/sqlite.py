@@ -7,7 +7,7 @@ writers), so the write lock is tried every half millisecond instead.
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -37,13 +37,15 @@ MOST_BOUND_ROWS = 512
 STATEMENTS = 256
 """Prepared statements a connection keeps; each statement has one text for every power of two of rows."""
 
+_Shape = tuple[tuple[str, ...], int]
+
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _LOST = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 def prepare(connection: sqlite3.Connection, *, durable: bool) -> None:
     """Set what every connection needs; also used for the connections of SQLAlchemy's pool."""
-    _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+    _patiently(connection.execute, "PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     connection.execute(f"PRAGMA busy_timeout = {int(READ_BUSY_TIMEOUT_SECONDS * 1000)}")
@@ -62,24 +64,29 @@ def meaning(error: Exception) -> type[DatabaseError]:
 _translated = translated(sqlite3.Error, meaning)
 
 
-def _size(rows: Rows) -> int:
-    """Return how many rows the text of the statement has, or 0 for JSON."""
-    count = max(len(rows.items), 1)
-    return 0 if count > MOST_BOUND_ROWS else 1 << (count - 1).bit_length()
+def _shape(rows: Rows | None) -> _Shape | None:
+    """Return the columns, and how many rows the text of the statement has, or 0 for JSON."""
+    if rows is None:
+        return None
+    count = len(rows.items)
+    if count <= 1:
+        return rows.columns, 1
+    return rows.columns, 0 if count > MOST_BOUND_ROWS else 1 << (count - 1).bit_length()
 
 
-def _bound(rows: Rows) -> Iterator[Any]:
-    size = _size(rows)
+def _bound(rows: Rows, shape: _Shape) -> Iterable[Any]:
+    columns, size = shape
+    if size == len(rows.items) == 1:
+        return rows.items[0]
     if size == 0:
-        return iter([jsontext.encode(rows.items)])
-    missing = (size - len(rows.items)) * len(rows.columns)
-    return chain(chain.from_iterable(rows.items), repeat(None, missing))
+        return [jsontext.encode(rows.items)]
+    return chain(chain.from_iterable(rows.items), repeat(None, (size - len(rows.items)) * len(columns)))
 
 
 @cache
-def _positional(text: str, shapes: tuple[tuple[str, tuple[str, ...], int], ...]) -> tuple[str, tuple[str, ...]]:
+def _positional(text: str, rows: _Shape | None, values: _Shape | None) -> tuple[str, tuple[str, ...]]:
     """Turn `:name` into `?` or a table; return the text and the names in order."""
-    tables = {name: _table(columns, size) for name, columns, size in shapes}
+    tables = {name: _table(*shape) for name, shape in (("rows", rows), ("values", values)) if shape is not None}
     order = tuple(found[1] for found in PLACEHOLDER.finditer(text))
     return PLACEHOLDER.sub(lambda found: tables.get(found[1], "?"), text), order
 
@@ -128,21 +135,18 @@ class SQLiteConnection:
 
     @_translated
     def begin(self) -> None:
-        _patiently(lambda: self._connection.execute("BEGIN IMMEDIATE"))
+        _patiently(self._connection.execute, "BEGIN IMMEDIATE")
 
     @_translated
     def send(self, statement: Statement, **parameters: Any) -> Done:
-        shapes = tuple([
-            (name, value.columns, _size(value)) for name, value in parameters.items() if isinstance(value, Rows)
-        ])  # fmt: skip
-        text, order = _positional(statement.render("sqlite", None), shapes)
+        shapes = {name: _shape(parameters.get(name)) for name in ("rows", "values")}
+        text, order = _positional(statement.render("sqlite", None), **shapes)
         bound: list[Any] = []
         for name in order:
-            value = parameters[name]
-            if isinstance(value, Rows):
-                bound.extend(_bound(value))
+            if (shape := shapes.get(name)) is not None:
+                bound.extend(_bound(parameters[name], shape))
             else:
-                bound.append(value)
+                bound.append(parameters[name])
         return Done(self._connection.execute(text, bound))
 
     def sync(self) -> None:
@@ -150,7 +154,7 @@ class SQLiteConnection:
 
     @_translated
     def commit(self) -> None:
-        _patiently(lambda: self._connection.execute("COMMIT"))
+        _patiently(self._connection.execute, "COMMIT")
 
     def rollback(self) -> None:
         try:
@@ -176,14 +180,15 @@ class SQLiteConnection:
         return []
 
 
-def _patiently(step: Callable[[], object]) -> None:
-    """Repeat `step` while another connection holds the lock it needs."""
-    give_up = time.monotonic() + LOCK_TIMEOUT_SECONDS
+def _patiently(execute: Callable[[str], object], step: str) -> None:
+    """Execute `step` again and again while another connection holds the lock it needs."""
+    give_up = None
     while True:
         try:
-            step()
+            execute(step)
             return
         except sqlite3.OperationalError as error:
+            give_up = give_up or time.monotonic() + LOCK_TIMEOUT_SECONDS
             if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(LOCK_RETRY_SECONDS * (0.5 + random.random()))

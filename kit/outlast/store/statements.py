@@ -6,8 +6,8 @@ statement: one JSON text on PostgreSQL, bound values on SQLite, which would take
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, wraps
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from outlast.core import jsontext
@@ -39,24 +39,27 @@ def now(dialect: DialectName) -> str:
     return _FRAGMENTS[dialect]["now"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statement:
     """A statement for both databases; `columns` are the fields of `{rows}` with their PostgreSQL types."""
 
     text: str
     columns: Mapping[str, str] | None = None
+    _rendered: dict[tuple[DialectName, str | None], str] = field(default_factory=dict, init=False, repr=False)
 
     def render(self, dialect: DialectName, schema: str | None) -> str:
-        """Return the text in the driver's own placeholder style."""
-        return _render(self.text, tuple((self.columns or {}).items()), dialect, schema)
+        """Return the text in the driver's own placeholder style: the same object for the same arguments."""
+        text = self._rendered.get((dialect, schema))
+        if text is None:
+            text = self._rendered[dialect, schema] = _render(self.text, self.columns or {}, dialect, schema)
+        return text
 
 
-@cache
-def _render(text: str, columns: tuple[tuple[str, str], ...], dialect: DialectName, schema: str | None) -> str:
+def _render(text: str, columns: Mapping[str, str], dialect: DialectName, schema: str | None) -> str:
     prefix = f'"{schema}".' if schema else ""
     if dialect == "sqlite":
         return text.format(p=prefix, rows=":rows", values=":values", **_FRAGMENTS[dialect])
-    rows, values = _recordset("rows", columns), _recordset("values", _VALUE)
+    rows, values = _recordset("rows", columns.items()), _recordset("values", _VALUE)
     rendered = text.format(p=prefix, rows=rows, values=values, **_FRAGMENTS[dialect])
     return PLACEHOLDER.sub(r"%(\1)s", rendered.replace("%", "%%"))
 

@@ -24,7 +24,8 @@ _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 """Text in the order of its code points, whatever the locale of the database, so that what begins alike stands together."""
 
 _NO = text("false")
-_OPEN = text("status IN ('queued', 'running')")
+_IN_SESSION = text("session_number IS NOT NULL")
+_OPEN = text("status IN ('queued', 'running') AND session_number IS NOT NULL")
 _STOPPING = text("status IN ('queued', 'running') AND cancel IS NOT NULL")
 _CHILD = text("parent_number IS NOT NULL")
 _EXPIRES = text("expires_at IS NOT NULL")
@@ -131,7 +132,7 @@ invocations = Table(
     Index("invocations_finished", "finished_at", sqlite_where=text("finished_at IS NOT NULL"),
           postgresql_where=text("finished_at IS NOT NULL")),
     Index("invocations_listed", "principal", "number", sqlite_where=_LISTED, postgresql_where=_LISTED),
-    Index("invocations_of_session", "session_number", "number"),
+    Index("invocations_of_session", "session_number", "number", sqlite_where=_IN_SESSION, postgresql_where=_IN_SESSION),
     sqlite_autoincrement=True,
 )  # fmt: skip
 

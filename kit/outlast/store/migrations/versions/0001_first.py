@@ -302,14 +302,21 @@ def upgrade() -> None:
         sqlite_where=sa.text("number > 0"),
         postgresql_where=sa.text("number > 0"),
     )
-    op.create_index("invocations_of_session", "invocations", ["session_number", "number"], unique=False)
+    op.create_index(
+        "invocations_of_session",
+        "invocations",
+        ["session_number", "number"],
+        unique=False,
+        sqlite_where=sa.text("session_number IS NOT NULL"),
+        postgresql_where=sa.text("session_number IS NOT NULL"),
+    )
     op.create_index(
         "invocations_open",
         "invocations",
         ["session_number", "number"],
         unique=False,
-        sqlite_where=sa.text("status IN ('queued', 'running')"),
-        postgresql_where=sa.text("status IN ('queued', 'running')"),
+        sqlite_where=sa.text("status IN ('queued', 'running') AND session_number IS NOT NULL"),
+        postgresql_where=sa.text("status IN ('queued', 'running') AND session_number IS NOT NULL"),
     )
 
 
