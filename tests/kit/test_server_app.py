@@ -1,7 +1,9 @@
 """The app around the API: agents, lifespan, install, mount, health, errors, description."""
 
 import contextlib
+import gc
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -353,6 +355,7 @@ def test_health_and_metrics(url: str) -> None:
     with TestClient(app) as client:
         for path in ("/livez", "/readyz", "/startupz"):
             assert (client.get(path).status_code, client.get(path).text) == (200, "ok\n")
+            assert client.head(path).status_code == 200
         post(client, {"ok": 1})
         post(client, None)
         metrics = client.get("/metrics")
@@ -364,6 +367,16 @@ def test_health_and_metrics(url: str) -> None:
             assert line in lines
     for path in ("/livez", "/readyz", "/startupz"):
         assert code(TestClient(app).get(path)) == (503, "not_started")
+
+
+def test_a_server_that_nobody_has_any_more_is_collected(url: str) -> None:
+    server = DurableAgentServer(ECHO, store=url)
+    with TestClient(server) as client:
+        assert post(client, 1).json()["status"] == "completed"
+    seen = weakref.ref(server)
+    del server, client
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_hand_made_routes_are_described(url: str) -> None:

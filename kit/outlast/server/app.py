@@ -16,7 +16,7 @@ from outlast.server.agents import Agents, AgentSetupError
 from outlast.server.approvals import Approvals
 from outlast.server.invocations import Invocations
 from outlast.server.memories import Memories
-from outlast.server.operations import operations
+from outlast.server.operations import Operations
 from outlast.server.runtime import Runtime, running
 from outlast.server.sessions import Sessions
 from outlast.server.settings import ServerSettings, store_url
@@ -143,20 +143,18 @@ class _Part:
         return list(self.agents.by_name())
 
     def add_to(self, app: FastAPI) -> None:
-        router, invocations = operations(self), Invocations(self)
-        handmade = [
+        invocations = Invocations(self)
+        # None of them is made by FastAPI, which remembers the endpoints of its routes, and so the server, for good.
+        self._routes = [
             *invocations.routes(),
             *Sessions(self, invocations).routes(),
             *Memories(self).routes(),
             *Approvals(self).routes(),
+            *Operations(self).routes(),
         ]
-        self._paths = [*_fixed(handmade), *(self.prefix + path for path in _fixed(router.routes))]
         self._refuse_taken(app)
-        before = list(app.router.routes)
-        app.include_router(router, prefix=self.prefix)
-        self._routes = [*handmade, *app.router.routes[len(before) :]]
         # First, for they are the hot path, and a catch-all of the app must not take them.
-        app.router.routes[:] = [*self._routes, *before]
+        app.router.routes[:] = [*self._routes, *app.router.routes]
         app.router.lifespan_context = self._around(app.router.lifespan_context)
         if app is not self._server:
             openapi.describe(app, self.prefix)
@@ -189,7 +187,7 @@ class _Part:
     def _refuse_taken(self, app: FastAPI) -> None:
         """Raise AgentSetupError when the app has routes of its own at our paths: one of the two would be dead."""
         others = [route for route in app.router.routes if route not in self._routes]
-        if taken := [path for path in self._paths if any(_stands_at(path, route) for route in others)]:
+        if taken := [path for path in _fixed(self._routes) if any(_stands_at(path, route) for route in others)]:
             raise AgentSetupError(
                 f"the app has a route of its own at {', '.join(taken)}, where the server's stands; give it another "
                 "path, or move the server's: server.install(app, prefix='/agents')"

@@ -482,3 +482,19 @@ _PATHS |= {
         ),
     },
 }
+
+
+def _of_operations(summary: str, name: str, media_type: str = "text/plain") -> Schema:
+    content = {media_type: {"schema": {"type": "object" if media_type == "application/json" else "string"}}}
+    return {"get": _operation(summary, name, {"200": _answer("It.", content)}, "operations")}
+
+
+_PATHS |= {
+    "/livez": _of_operations("The process works; restart it when this fails.", "get_livez"),
+    "/readyz": _of_operations("Send requests here.", "get_readyz"),
+    "/startupz": _of_operations("The start is over.", "get_startupz"),
+    "/metrics": _of_operations("In the Prometheus text format.", "get_metrics"),
+    "/api/agent": _of_operations(
+        "Name, version, framework and capabilities of the agents.", "get_agent", "application/json"
+    ),
+}

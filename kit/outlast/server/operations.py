@@ -4,13 +4,15 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from outlast.core.errors import OutlastError
+from outlast.core import jsontext
 from outlast.core.records import Status
 from outlast.server import problems
 from outlast.server.agents import Agents
+from outlast.server.answers import json_answer, route
 from outlast.server.runtime import Runtime
 
 
@@ -18,44 +20,56 @@ class Serving(Protocol):
     """What these routes need of their server."""
 
     agents: Agents
+    prefix: str
 
     def runtime(self) -> Runtime: ...
 
 
-def operations(serving: Serving) -> APIRouter:
-    """Return the routes."""
-    router = APIRouter(tags=["operations"])
+class Operations:
+    """The routes. `HEAD` is answered too: some load balancers ask so."""
 
-    def checked(wrong: bool, code: str, detail: str) -> Response:
-        return problems.problem(503, code, detail) if wrong else PlainTextResponse("ok\n")
+    def __init__(self, server: Serving) -> None:
+        self._server = server
 
-    @router.get("/livez", summary="The process works; restart it when this fails.", response_class=PlainTextResponse)
-    async def livez() -> Response:
-        return _guarded(lambda: checked(serving.runtime().engine.stalled, "stalled", "the event loop was blocked"))
+    def routes(self) -> list[Route]:
+        asked = {
+            "/livez": self.livez,
+            "/readyz": self.readyz,
+            "/startupz": self.startupz,
+            "/metrics": self.metrics,
+            "/api/agent": self.agent,
+        }
+        return [
+            route(f"{self._server.prefix}{path}", {"GET": answer, "HEAD": answer}) for path, answer in asked.items()
+        ]
 
-    @router.get("/readyz", summary="Send requests here.", response_class=PlainTextResponse)
-    async def readyz() -> Response:
-        def ready() -> Response:
-            runtime = serving.runtime()
-            if runtime.draining:
-                return checked(True, "draining", "this worker is shutting down")
-            return checked(not runtime.engine.connected, "store_unavailable", "the database does not answer")
+    async def livez(self, _request: Request) -> Response:
+        """The process works; restart it when this fails."""
+        return _checked(self._server.runtime().engine.stalled, "stalled", "the event loop was blocked")
 
-        return _guarded(ready)
+    async def readyz(self, _request: Request) -> Response:
+        """Requests can be sent here."""
+        runtime = self._server.runtime()
+        if runtime.draining:
+            return _checked(True, "draining", "this worker is shutting down")
+        return _checked(not runtime.engine.connected, "store_unavailable", "the database does not answer")
 
-    @router.get("/startupz", summary="The start is over.", response_class=PlainTextResponse)
-    async def startupz() -> Response:
-        return _guarded(lambda: checked(serving.runtime() is None, "", ""))
+    async def startupz(self, _request: Request) -> Response:
+        """The start is over."""
+        self._server.runtime()
+        return PlainTextResponse("ok\n")
 
-    @router.get("/metrics", summary="In the Prometheus text format.", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return _guarded(lambda: Response("".join(_metrics(serving.runtime())), media_type="text/plain; version=0.0.4"))
+    async def metrics(self, _request: Request) -> Response:
+        """Tell the counts, in the text format of Prometheus."""
+        return Response("".join(_metrics(self._server.runtime())), media_type="text/plain; version=0.0.4")
 
-    @router.get("/api/agent", summary="Name, version, framework and capabilities of the agents.")
-    async def agent() -> dict[str, Any]:
-        return describe(serving.agents)
+    async def agent(self, _request: Request) -> Response:
+        """Tell name, version, framework and capabilities of the agents."""
+        return json_answer(jsontext.encode(describe(self._server.agents)))
 
-    return router
+
+def _checked(wrong: bool, code: str, detail: str) -> Response:
+    return problems.problem(503, code, detail) if wrong else PlainTextResponse("ok\n")
 
 
 def describe(agents: Agents) -> dict[str, Any]:
@@ -74,14 +88,6 @@ def describe(agents: Agents) -> dict[str, Any]:
         }
     only: Mapping[str, Any] = next(iter(described.values())) if len(described) == 1 else {}
     return {**only, "version": importlib.metadata.version("outlast"), "agents": list(described.values())}
-
-
-def _guarded(answer: Any) -> Response:
-    try:
-        response: Response = answer()
-    except OutlastError as error:
-        return problems.of(error)
-    return response
 
 
 def _metrics(runtime: Runtime) -> Iterator[str]:
