@@ -60,7 +60,7 @@ SCHEMAS: dict[str, Schema] = {
             ),
             "interrupt": {
                 "type": "object",
-                "description": "What it needs a person for, and the text; only when interrupted.",
+                "description": "What it needs a person for, the text and the messages so far; only when interrupted.",
             },
             "usage": {"type": ["object", "null"]},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
