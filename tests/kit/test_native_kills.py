@@ -153,6 +153,24 @@ def test_resuming_says_of_a_call_what_is_known(
     assert answer in [message["content"] for message in result["history"]]
 
 
+async def look(url: str, folder: str) -> dict[str, Any]:
+    """Ask how the session was interrupted, and what the dead run stored last."""
+    async with open_store(url) as store:
+        point, read = await agent(folder).session("s", store=store).resume_point(), (await store.store()).read
+        run = await read.invocation("local", ID)
+        assert point is not None
+        assert run is not None
+        (*_, last) = await read.events(run.number, after=0, limit=100)
+        return {"kind": point.kind, "cause": point.cause, "at": point.interrupted_at, "last": last.at}
+
+
+def test_a_killed_run_says_when_it_stored_its_last(harness: KillHarness, tmp_path: Path, store_url: str) -> None:
+    where = kill(harness, tmp_path, KillAt("tool.before_body"), store_url)
+    assert where is not None
+    found = harness.run(look, where).result
+    assert (found["kind"], found["cause"], found["at"]) == ("recover_tools", "worker_died", found["last"])
+
+
 async def prefilled(url: str, folder: str) -> str:
     """Ask with the beginning of a conversation, which ends with an answer."""
     async with open_store(url) as store:
