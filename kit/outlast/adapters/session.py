@@ -29,7 +29,9 @@ class ResumableAgent(Agent, Protocol):
 
     async def require_resumable(self, store: Store, principal: str, session_id: str) -> None: ...
 
-    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]: ...
+    def session_messages(
+        self, store: Store, principal: str, session_id: str, *, after: int = 0
+    ) -> AsyncIterator[tuple[int, dict[str, Any]]]: ...
 
 
 class ChatSession:
@@ -115,7 +117,8 @@ class ChatSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        return await self._agent.session_messages(await self._local.store(), PRINCIPAL, self.id)
+        found = self._agent.session_messages(await self._local.store(), PRINCIPAL, self.id)
+        return [message async for _, message in found]
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""

@@ -18,6 +18,9 @@ from outlast.core.resume import ResumePoint, point_of_json
 WAIT_SECONDS = 20
 """How long one request waits for the end of a run before it is asked again."""
 
+PAGE = 500
+"""Messages that a server tells of at once."""
+
 INVOCATIONS = "/api/invocations"
 
 
@@ -67,11 +70,16 @@ class RemoteSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        try:
-            found: list[dict[str, Any]] = (await self._transport.json("GET", f"{self._path()}/messages"))["items"]
-        except SessionNotFound:
-            return []
-        return found
+        found, query = list[dict[str, Any]](), dict[str, Any](limit=PAGE)
+        while True:
+            try:
+                page = await self._transport.json("GET", f"{self._path()}/messages", params=query)
+            except SessionNotFound:
+                return []
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+            query["after"] = page["next_cursor"]
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""

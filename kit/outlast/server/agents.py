@@ -1,7 +1,7 @@
 """What counts as an agent, and which agents a server has."""
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,8 +57,10 @@ class Resumable(Protocol):
         """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
         ...
 
-    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
-        """Return the messages of a session, oldest first, in the neutral form; reads only."""
+    def session_messages(
+        self, store: Store, principal: str, session_id: str, *, after: int = 0
+    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Give the messages of a session behind a place, oldest first, in the neutral form; reads only."""
         ...
 
 
