@@ -231,7 +231,11 @@ class Sessions:
             raise kept_as_checkpoints(session.agent)
 
     def _store(self, request: Request) -> SessionStore:
-        return SessionStore(self._server.runtime().store, principal=caller(request).principal)
+        runtime = self._server.runtime()
+        return SessionStore(
+            runtime.store, principal=caller(request).principal,
+            idempotency_retention=runtime.settings.engine.idempotency_retention,
+        )  # fmt: skip
 
     async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
         """Return the fields of a body; no body is one without fields."""
