@@ -1,14 +1,12 @@
 """What counts as an agent, and which agents a server has."""
 
 import importlib.metadata
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from outlast.core.errors import OutlastError
-from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
-from outlast.store import Store
 
 DEFAULT_NAME = "agent"
 INTEGRATIONS = "outlast.integrations"
@@ -42,25 +40,6 @@ class AgentLike(Protocol):
 
     def handlers(self) -> AgentHandlers:
         """Return the functions of this agent."""
-        ...
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """An agent that can tell what was said in a session of its, and how it was interrupted. Adapters are."""
-
-    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
-        """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
-        ...
-
-    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
-        """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
-        ...
-
-    def session_messages(
-        self, store: Store, principal: str, session_id: str, *, after: int = 0
-    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Give the messages of a session behind a place, oldest first, in the neutral form; reads only."""
         ...
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from outlast.adapters.session import Resumable
 from outlast.core import ids, jsontext
 from outlast.core.conversations import JSON_LINES
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
@@ -20,7 +21,7 @@ from outlast.core.records import OnActive
 from outlast.core.resume import ResumePoint
 from outlast.engine.threads import call
 from outlast.server import body, parameters
-from outlast.server.agents import AgentLike, Agents, Resumable
+from outlast.server.agents import AgentLike, Agents
 from outlast.server.answers import Methods, json_answer, page_as_read, route
 from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
