@@ -10,6 +10,7 @@ import httpx
 from outlast.client.session_store import session_path
 from outlast.client.sse import frames
 from outlast.client.transport import Transport
+from outlast.core.conversations import LARGEST_PAGE
 from outlast.core.errors import AgentResumeError, SessionBusy, SessionNotFound, StoreUnavailable
 from outlast.core.portal import Blocking, blocking, iterating
 from outlast.core.reply import Reply, ended, reply_of
@@ -17,9 +18,6 @@ from outlast.core.resume import ResumePoint, point_of_json
 
 WAIT_SECONDS = 20
 """How long one request waits for the end of a run before it is asked again."""
-
-PAGE = 500
-"""Messages that a server tells of at once."""
 
 INVOCATIONS = "/api/invocations"
 
@@ -70,7 +68,7 @@ class RemoteSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        found, query = list[dict[str, Any]](), dict[str, Any](limit=PAGE)
+        found, query = list[dict[str, Any]](), dict[str, Any](limit=LARGEST_PAGE)
         while True:
             try:
                 page = await self._transport.json("GET", f"{self._path()}/messages", params=query)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from outlast.core.conversations import DEFAULT_AGENT
 from outlast.core.errors import OutlastError
 from outlast.engine import AgentHandlers, Handler
 
-DEFAULT_NAME = "agent"
 INTEGRATIONS = "outlast.integrations"
 """Entry-point group. Each entry point names a module that has `recognise(obj) -> AgentLike | None`."""
 
@@ -132,12 +132,12 @@ class Agents:
             self._given = {name_: as_agent(one) for name_, one in agents.items()}
         elif agent is not None:
             found = as_agent(agent)
-            self._given = {name or found.name or DEFAULT_NAME: found}
+            self._given = {name or found.name or DEFAULT_AGENT: found}
 
     def by_name(self) -> Mapping[str, AgentLike]:
         """Return the agents by name, the handwritten one among them."""
         if not self._given:
-            return {self.handwritten.name or DEFAULT_NAME: self.handwritten}
+            return {self.handwritten.name or DEFAULT_AGENT: self.handwritten}
         if not self.handwritten.empty:
             raise AgentSetupError("there are two invoke handlers: this server has an agent and decorated functions")
         return self._given

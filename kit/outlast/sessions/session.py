@@ -6,14 +6,21 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Seq
 from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
-from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
+from outlast.core.conversations import (
+    DEFAULT_AGENT,
+    LARGEST_PAGE,
+    Session,
+    SessionItem,
+    SessionPage,
+    item_line,
+    lines_of,
+    session_line,
+)
 from outlast.core.errors import InvalidRequest, NotFound, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
 
 PAGE = 100
-LARGEST_PAGE = 500
-DEFAULT_AGENT = "agent"
 IDEMPOTENCY_RETENTION = 90 * 24 * 3600.0
 """Seconds for which the ids of runs stay known whose session was deleted."""
 
