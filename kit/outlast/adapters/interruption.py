@@ -48,8 +48,9 @@ def _cause(run: Invocation) -> str | None:
     if run.status is Status.INTERRUPTED:
         return None
     if not run.status.final:
-        # Somebody asks while the run is not final: in a process that found its worker dead.
-        return "worker_died"
+        # Somebody asks while the run is not final, in process: its worker is dead, or handed it back.
+        handed_back = run.status is Status.QUEUED and run.attempt > 0 and not run.suspect
+        return "shutdown" if handed_back else "worker_died"
     code = jsontext.decode(run.error)["code"] if run.error is not None else ""
     return _CAUSES.get(code, "provider_error" if code.startswith("provider_") else "unknown")
 
