@@ -54,7 +54,17 @@ def test_a_program_in_the_documentation_runs(program: str, tmp_path: Path, monke
         input = "hello" if adapted else {"order": "A1", "resume": "savings"}
         with TestClient(app) as client:
             answer = client.post("/api/invocations", json={"id": str(uuid.uuid4()), "session_id": "s", "input": input})
+            if app.agents.handwritten.resume_point is not None:
+                _resumes(client)
         assert answer.json()["status"] == "completed", answer.text
+
+
+def _resumes(client: TestClient) -> None:
+    """Ask handlers for how their session was interrupted, and have them go on from there."""
+    point, resume = "/api/sessions/s/resume-point", {"id": str(uuid.uuid4())}
+    assert client.get(point).json()["point"]["kind"] == "call_model"
+    assert client.post("/api/sessions/s/resume", json=resume).json()["status"] == "completed"
+    assert client.get(point).json()["point"] is None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

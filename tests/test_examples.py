@@ -14,7 +14,12 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def test_five_interruptions_are_resumed(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "resume.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["No tool ran twice."]), done.stderr
+    said = done.stdout.splitlines()
+    assert (done.returncode, said[-1:]) == (0, ["No tool ran twice."]), done.stderr
+    assert [sum(word in line for line in said) for word in ("interrupted:", "resumed:")] == [5, 5]
+    assert [line.rpartition("(")[2] for line in said if "interrupted:" in line] == [
+        "provider_error)", "worker_died)", "provider_error)", "it was the answer itself)", "cancelled)",
+    ]  # fmt: skip
 
 
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="there are no examples beside an installed wheel")

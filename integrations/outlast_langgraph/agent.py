@@ -1,7 +1,8 @@
 """The wrapper users hold."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from itertools import islice
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
@@ -57,8 +58,9 @@ class LangGraphAgent(DurableAgent):
         # A question stays in the state until its task is done, also when the run that answered it failed.
         return ResumePoint(ResumeKind.CALL_MODEL) if point.kind is ResumeKind.AWAIT_APPROVAL else point
 
-    async def messages(self, history: History) -> list[dict[str, Any]]:
-        return self._wrapped.messages(await self._state(history))
+    async def messages(self, history: History, *, after: int = 0) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        for one in islice(enumerate(self._wrapped.messages(await self._state(history)), 1), after, None):
+            yield one
 
     async def _state(self, history: History) -> StateSnapshot:
         token = HISTORY.set(history)

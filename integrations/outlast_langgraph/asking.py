@@ -51,7 +51,9 @@ async def may_pass(run: Run, snapshot: StateSnapshot) -> bool:
     return row is not None and row.status is ApprovalStatus.DECIDED
 
 
-async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]], text: str) -> Interrupt:
+async def ask(
+    run: Run, interrupts: Sequence[GraphInterrupt[Any]], text: str, messages: Sequence[Mapping[str, Any]]
+) -> Interrupt:
     """Note what a graph waits for, and nothing else, as open questions of the session. Returns them with what was said.
 
     Without a session nobody could answer: then the run fails with `approval_needs_session`.
@@ -63,7 +65,7 @@ async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]], text: str) ->
         )
     questions = await _opened(run, await _asked(run, interrupts))
     rows = await run.history.approvals([question.key for question in questions])
-    return approvals.interrupt([rows[question.key] for question in questions], text)
+    return approvals.interrupt([rows[question.key] for question in questions], text, messages)
 
 
 async def _opened(run: Run, asked: Sequence[_Asked]) -> list[Question]:

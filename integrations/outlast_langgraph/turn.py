@@ -391,11 +391,12 @@ class LangGraphTurn:
         self._run.context.usage = usage or None
         last = self._last_said(snapshot)
         text = last.text if last is not None else ""
+        told = [as_json(message) for message in messages]
         if interrupts := asking.interrupts_of(snapshot):
-            return await asking.ask(self._run, interrupts, text)
+            return await asking.ask(self._run, interrupts, text, told)
         return output(
             text=text,
-            messages=[as_json(message) for message in messages],
+            messages=told,
             usage=usage,
             stop_reason=stop_reason(last).value if last is not None else "stop",
             state=self._graph.other_state(snapshot.values),

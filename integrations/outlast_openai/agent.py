@@ -1,7 +1,8 @@
 """The wrapper users hold."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from itertools import islice
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks
@@ -65,8 +66,10 @@ class OpenAIAgent(DurableAgent):
     async def require_resume_point(self, history: History) -> ResumePoint:
         return require_resume_point((await Conversation.load(history)).messages)
 
-    async def messages(self, history: History) -> list[dict[str, Any]]:
-        return [message.as_json() for message in (await Conversation.load(history)).messages]
+    async def messages(self, history: History, *, after: int = 0) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        found = (await Conversation.load(history)).messages
+        for place, message in islice(enumerate(found, 1), after, None):
+            yield place, message.as_json()
 
 
 def recognise(target: object) -> OpenAIAgent | None:

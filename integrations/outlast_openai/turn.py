@@ -175,7 +175,7 @@ class OpenAITurn:
             if waiting := self._waiting(conversation):
                 self._count(conversation)
                 asked = next(entry for entry in reversed(conversation.entries) if entry.calls)
-                return approvals.interrupt(waiting, asked.message.text)
+                return approvals.interrupt(waiting, asked.message.text, _told(conversation))
             if self._is_over(conversation):
                 return self._result(conversation)
             await self._drive(conversation)
@@ -334,7 +334,7 @@ class OpenAITurn:
         said = last.message
         return output(
             text=said.text,
-            messages=[entry.message.as_json() for entry in _since_user(conversation)],
+            messages=_told(conversation),
             usage=self._count(conversation),
             stop_reason=said.stop.value,
             final_output=self._structured(last),
@@ -356,6 +356,10 @@ class OpenAITurn:
         usage = total(entry.message.usage for entry in _since_user(conversation))
         self._run.context.usage = usage or None
         return usage
+
+
+def _told(conversation: Conversation) -> list[Item]:
+    return [entry.message.as_json() for entry in _since_user(conversation)]
 
 
 def _since_user(conversation: Conversation) -> list[Entry]:

@@ -19,6 +19,7 @@ from outlast.core.errors import (
 )
 from outlast.core.records import Interrupt
 from outlast.core.reply import Reply
+from outlast.core.resume import ResumeKind, ResumePoint
 from outlast.engine import AgentHandlers, EngineSettings, InvocationContext
 from outlast.server import AgentLike, DurableAgentServer
 from outlast.store import Store
@@ -43,6 +44,8 @@ __all__ = [
     "OutcomeUnknown",
     "OutlastError",
     "Reply",
+    "ResumeKind",
+    "ResumePoint",
     "RunFailed",
     "SessionBusy",
     "Store",

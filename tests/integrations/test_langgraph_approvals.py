@@ -88,6 +88,8 @@ async def test_an_approved_call_runs_once(local: LocalStore, mode: str, inside: 
     (approval,) = asked(reply)
     assert (approval["name"], approval["arguments"], shop.paid) == ("pay", {"amount": 5}, [])
     assert reply.text == "I will."
+    # A subgraph hands its messages to the graph when it ends.
+    assert [one["role"] for one in reply.messages][:1] == ([] if inside else ["assistant"])
     point = await chat.resume_point()
     assert point is not None
     assert (point.kind, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, [approval])

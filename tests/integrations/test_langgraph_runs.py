@@ -435,7 +435,9 @@ def test_items_of_a_session_that_is_kept_as_checkpoints_are_not_changed(store_ur
     assert [(one.status_code, one.json()["code"]) for one in refused] == [(409, "unsupported_for_agent")] * 3
 
 
-def test_what_is_said_over_http_is_read_as_in_process(store_url: str) -> None:
+def test_what_is_said_over_http_is_read_as_in_process(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.client.session.LARGEST_PAGE", 1)
+
     async def said() -> None:
         with ServerThread(DurableAgentServer(talker(), store=store_url)) as server:
             async with AgentClient(server.url) as client, open_store(store_url) as store:

@@ -88,7 +88,9 @@ async def results(local: LocalStore) -> list[str]:
 
 async def test_run_stops_before_a_call_that_needs_approval_and_does_the_others(local: LocalStore) -> None:
     shop = Shop()
-    (approval,) = asked(await shop.chat(local).run("buy"))
+    reply = await shop.chat(local).run("buy")
+    (approval,) = asked(reply)
+    assert [(one["role"], one["content"]) for one in reply.messages] == [("assistant", "I will."), ("tool", "5 left")]
     assert (approval["name"], approval["arguments"]) == ("pay", {"amount": 5})
     assert (shop.looked, shop.paid) == (["stock"], [])
     point = await shop.chat(local).resume_point()

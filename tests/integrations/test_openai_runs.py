@@ -106,6 +106,15 @@ async def test_other_input_fails_and_the_session_goes_on(local: LocalStore, give
     assert (await chat.run("hi")).text == "Hello there."
 
 
+def test_what_is_said_over_http_comes_in_parts(store_url: str) -> None:
+    with TestClient(DurableAgentServer(talker(), store=store_url)) as client:
+        client.post("/api/invocations", json={"id": str(uuid.uuid4()), "session_id": "s", "input": "hi"})
+        first = client.get("/api/sessions/s/messages?limit=1").json()
+        rest = client.get(f"/api/sessions/s/messages?after={first['next_cursor']}").json()
+    assert [one["content"] for one in first["items"] + rest["items"]] == ["hi", "Hello there."]
+    assert rest["next_cursor"] is None
+
+
 async def test_next_turn_sees_the_one_before_once(local: LocalStore) -> None:
     # BR-18
     views: list[History] = []

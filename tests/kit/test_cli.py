@@ -49,6 +49,14 @@ def test_version() -> None:
     assert re.fullmatch(r"outlast \d+\.\d+\.\d+\S*\n", output)
 
 
+def test_the_module_is_the_command_too() -> None:
+    command = [sys.executable, "-m", "outlast"]
+    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == run("--version")[1]
+    wrong = subprocess.run([*command, "serve", "main"], capture_output=True, text=True, timeout=60, check=False)
+    assert (wrong.returncode, wrong.stderr[:9]) == (2, "outlast: ")
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

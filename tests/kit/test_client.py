@@ -23,6 +23,7 @@ from outlast.adapters import LocalStore
 from outlast.client import ApprovalRequest, ServerUnreachable, UnexpectedAnswer
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
 from outlast.core.records import ApprovalKind, ApprovalStatus
+from outlast.sessions import SessionStore
 from outlast.testing._ports import free_port
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerProcess, ServerThread
@@ -176,6 +177,37 @@ async def test_the_messages_of_a_remote_session_are_those_of_one_in_process(
     assert found == await here.messages()
     assert [one["role"] for one in found] == ["user", "assistant", "tool", "assistant"]
     assert found[1]["tool_calls"] == [{"id": "call_1", "name": "add", "arguments": '{"a": 1, "b": 2}'}]
+
+
+async def test_a_long_history_comes_in_parts(url: str, local: LocalStore) -> None:
+    sizes = list[int]()
+
+    async def measure(answer: httpx.Response) -> None:
+        await answer.aread()
+        sizes.append(len(answer.json()["items"]))
+
+    long = [{"role": "user", "content": str(number)} for number in range(10_000)]
+    await SessionStore(local).create("s", agent="native")
+    for at in range(0, len(long), 1000):
+        await SessionStore(local).append("s", long[at : at + 1000])
+    async with httpx.AsyncClient(base_url=url, event_hooks={"response": [measure]}) as http:
+        assert await AgentClient(http=http, agent="native").session("s").messages() == long
+    assert sizes == [500] * 20
+
+
+async def test_a_page_of_large_messages_ends_early(
+    client: AgentClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.server.answers.PAGE_SIZE", 1000)
+    large = [{"role": "user", "content": f"{number}" * 600} for number in range(5)]
+    await client.sessions.create("s", agent="native")
+    await client.sessions.append("s", large)
+    async with httpx.AsyncClient(base_url=url) as http:
+        for path in ("messages", "items"):
+            page = (await http.get(f"/api/sessions/s/{path}")).json()
+            assert (len(page["items"]), page["next_cursor"]) == (2, "2")
+    assert await client.session("s").messages() == large
+    assert [item.content async for item in client.sessions.items("s")] == large
 
 
 async def test_a_history_that_is_no_conversation_is_named(client: AgentClient, local: LocalStore) -> None:

@@ -267,6 +267,16 @@ async def test_an_answer_that_was_cut_is_continued_and_its_calls_are_not_run(loc
     assert tool.ran == 0
 
 
+async def test_a_run_whose_answer_was_cut_says_when_that_was(local: LocalStore) -> None:
+    chat = Agent(ScriptedModel(Say("The three rea", stop_reason="length"))).session("s", store=local)
+    reply = await chat.run("why")
+    run = await (await local.store()).read.invocation("local", reply.invocation_id)
+    point = await chat.resume_point()
+    assert run is not None
+    assert point is not None
+    assert (point.interrupted_at, point.cause, point.partial_text) == (run.finished_at, None, None)
+
+
 async def test_a_provider_that_fails_before_it_spoke_is_asked_again(
     local: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,21 @@ async def test_what_the_model_said_before_it_asked_is_the_text_wherever_it_is_re
                 assert (await client.get(reply.invocation_id))["interrupt"].get("text", "") == text
 
 
+async def test_the_messages_of_the_run_so_far_are_in_the_reply_of_one_that_waits(store_url: str) -> None:
+    async with open_store(store_url) as local:
+        await Agent(ScriptedModel("Hello.")).session("s", store=local).run("hi")
+        here = await Shop().chat(local).run("buy")
+    with ServerThread(DurableAgentServer(Shop().agent, store=store_url)) as server:
+        async with AgentClient(server.url) as client:
+            remote = await client.session("remote").run("buy")
+    for reply in (here, remote):
+        assert [(one["role"], one["content"]) for one in reply.messages] == [
+            ("assistant", "I will."),
+            ("tool", "5 left"),
+        ]
+        assert [call["name"] for call in reply.messages[0]["tool_calls"]] == ["look", "pay"]
+
+
 async def test_an_approved_call_runs_once_and_the_run_goes_on(local: LocalStore) -> None:
     shop = Shop()
     (approval,) = asked(await shop.chat(local).run("buy"))

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from outlast import Agent, current_tool_call, open_store
-from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT
+from outlast.adapters.native import ProviderError
+from outlast.adapters.native.openai_chat import OpenAIChatModel
+from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT, for_model
+from outlast.core.transcript import Message
 from outlast.sessions import SessionStore
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import HoldAt, KillAt, KillHarness
@@ -87,6 +91,41 @@ def check(result: Mapping[str, Any], folder: Path) -> None:
     ]  # fmt: skip
     asked = [call["id"] for message in history for call in message.get("tool_calls", ())]
     assert asked == [message["tool_call_id"] for message in history if message["role"] == "tool"]
+    check_request(asyncio.run(sent(history)))
+
+
+class Listener:
+    """Takes a request in the place of a provider's client, and fails."""
+
+    def __init__(self) -> None:
+        self.chat = self.completions = self
+        self.request: dict[str, Any] = {}
+
+    async def create(self, **request: Any) -> None:
+        self.request = request
+        raise openai.OpenAIError("that was all")
+
+
+async def sent(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a history as a provider that speaks OpenAI's chat completions gets it."""
+    client: Any = Listener()
+    with pytest.raises(ProviderError):
+        await anext(OpenAIChatModel("m", client=client).stream(for_model(list(map(Message.of_json, history))), []))
+    messages: list[dict[str, Any]] = client.request["messages"]
+    return messages
+
+
+def check_request(messages: list[dict[str, Any]]) -> None:
+    """See what providers are strict about: each call has its result right behind it, in order, and there is no other."""
+    left: list[str] = []
+    for message in messages:
+        assert isinstance(message["content"], str)
+        if message["role"] == "tool":
+            assert message["tool_call_id"] == left.pop(0)
+        else:
+            assert not left
+            left = [call["id"] for call in message.get("tool_calls", ())]
+    assert not left
 
 
 def kill(harness: KillHarness, folder: Path, place: KillAt, url: str | None = None) -> dict[str, str] | None:
@@ -151,6 +190,24 @@ def test_resuming_says_of_a_call_what_is_known(
     result = harness.run(resume, where).result
     check(result, tmp_path)
     assert answer in [message["content"] for message in result["history"]]
+
+
+async def look(url: str, folder: str) -> dict[str, Any]:
+    """Ask how the session was interrupted, and what the dead run stored last."""
+    async with open_store(url) as store:
+        point, read = await agent(folder).session("s", store=store).resume_point(), (await store.store()).read
+        run = await read.invocation("local", ID)
+        assert point is not None
+        assert run is not None
+        (*_, last) = await read.events(run.number, after=0, limit=100)
+        return {"kind": point.kind, "cause": point.cause, "at": point.interrupted_at, "last": last.at}
+
+
+def test_a_killed_run_says_when_it_stored_its_last(harness: KillHarness, tmp_path: Path, store_url: str) -> None:
+    where = kill(harness, tmp_path, KillAt("tool.before_body"), store_url)
+    assert where is not None
+    found = harness.run(look, where).result
+    assert (found["kind"], found["cause"], found["at"]) == ("recover_tools", "worker_died", found["last"])
 
 
 async def prefilled(url: str, folder: str) -> str:

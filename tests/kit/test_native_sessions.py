@@ -252,6 +252,24 @@ async def test_another_agent_reads_a_session_and_does_not_write_to_it(store_url:
                 assert (await client.get(f"{url}/api/sessions/s/items")).content == before
 
 
+async def test_a_run_whose_process_was_stopped_is_told_from_one_whose_process_died(store_url: str) -> None:
+    async def wait() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    agent = Agent(ScriptedModel(Say(calls=[ScriptedCall("wait")]), "Done."), tools=[wait])
+    async with LocalStore(store_url, EngineSettings(claims=False, drain_timeout=0)) as local:
+        async for event in agent.session("s", store=local).stream("wait"):
+            if event["type"] == "agent.tool.started":
+                break
+    async with open_store(store_url) as local:
+        chat = agent.session("s", store=local)
+        point = await chat.resume_point()
+        assert point is not None
+        assert (point.kind, point.cause) == ("recover_tools", "shutdown")
+        assert (await chat.resume()).text == "Done."
+
+
 async def test_runs_in_process_beyond_the_room_start_when_there_is_some(store_url: str) -> None:
     async with LocalStore(store_url, EngineSettings(claims=False, concurrency=2)) as local:
         agent = Agent(Echo())

@@ -1,5 +1,6 @@
 """`/api/sessions`, over a real socket."""
 
+import asyncio
 import json
 import logging
 import threading
@@ -10,8 +11,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
-from outlast import Agent, AgentHandlers, DurableAgentServer, InvocationContext
+from outlast import Agent, AgentHandlers, DurableAgentServer, EngineSettings, InvocationContext
+from outlast.core.records import Status
+from outlast.store import Store
 from outlast.testing.scripted import ScriptedModel
 from outlast.testing.serving import ServerThread
 
@@ -34,6 +38,27 @@ def app(store_url: str) -> DurableAgentServer:
         return points.get(session_id)
 
     return app
+
+
+def test_ids_of_a_deleted_session_stay_known_as_long_as_the_server_was_told(store_url: str) -> None:
+    async def clean_up() -> None:
+        store = await Store.open(store_url)
+        await store.remove_old(status=Status.COMPLETED, age_ms=0, keep_ms=0, limit=1)
+        await store.close()
+
+    asked = {"id": str(uuid.uuid4()), "session_id": "s", "input": "hi"}
+    again = []
+    for kept in (60.0, 0.0):
+        server = DurableAgentServer(
+            Agent(ScriptedModel("Hello!")), store=store_url, settings=EngineSettings(idempotency_retention=kept)
+        )
+        with TestClient(server) as client:
+            asked["id"] = str(uuid.uuid4())
+            assert client.post("/api/invocations", json=asked).json()["status"] == "completed"
+            assert client.delete("/api/sessions/s").status_code == 204
+            asyncio.run(clean_up())
+            again.append(client.post("/api/invocations", json=asked).status_code)
+    assert again == [410, 200]
 
 
 @pytest.fixture

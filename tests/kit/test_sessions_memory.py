@@ -409,6 +409,20 @@ async def test_a_model_remembers_for_the_actor_of_its_session(store_url: str) ->
         assert await MemoryStore(store).list(actor_id="ann") == []
 
 
+async def test_a_model_is_told_which_session_a_memory_was_kept_for(store_url: str) -> None:
+    calls = [ScriptedCall("list_memories"), ScriptedCall("recall", {"query": "pears"})]
+    async with open_store(store_url) as store:
+        memory = MemoryStore(store)
+        await memory.put("food", "likes tea")
+        await memory.put("food", "likes plums", session_id="a")
+        await memory.put("food", "likes pears", session_id="b")
+        chat = Agent(ScriptedModel(Say(calls=calls), "Done."), tools=MEMORY_TOOLS).session("s", store=store)
+        said = (await chat.run("hi")).messages
+    listed, recalled = [message["content"] for message in said if message["role"] == "tool"]
+    assert listed == "food\nfood\t(only for session a)\nfood\t(only for session b)"
+    assert recalled == "food\t(only for session b):\nlikes pears"
+
+
 async def test_a_model_is_told_that_there_is_more_than_it_is_shown(store_url: str) -> None:
     calls = [ScriptedCall("list_memories"), ScriptedCall("list_memories", {"path_prefix": "tea/9"})]
     calls.append(ScriptedCall("recall", {"query": "green"}))

@@ -5,7 +5,7 @@ A run that needs a person notes its questions and ends `interrupted`. A later ru
 questions of a graph. Nothing runs before they are stored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -225,11 +225,13 @@ def refuse_waiting(rows: Sequence[Approval], number: int) -> None:
         )
 
 
-def interrupt(rows: Sequence[Approval], text: str) -> Interrupt:
-    """Say what a run waits for that ends so, and what its model said."""
+def interrupt(rows: Sequence[Approval], text: str, messages: Iterable[Mapping[str, Any]]) -> Interrupt:
+    """Say what a run waits for that ends so, what its model said to it, and the messages of the run so far."""
     asked = [shown(row) for row in rows if row.kind is ApprovalKind.APPROVAL]
     questions = [shown(row) for row in rows if row.kind is ApprovalKind.QUESTION]
-    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions), text)
+    return Interrupt(
+        "approval_required" if asked else "input_required", tuple(asked), tuple(questions), text, tuple(messages)
+    )
 
 
 def shown(row: Approval) -> dict[str, Any]:

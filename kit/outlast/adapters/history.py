@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from outlast.adapters.items import Items, StoredItems
+from outlast.adapters.items import PAGE, Items, StoredItems, message_of
 from outlast.core import jsontext
 from outlast.core.errors import StoreUnavailable
 from outlast.core.records import Approval, Call
+from outlast.core.transcript import Message
 from outlast.engine.context import InvocationContext
 from outlast.store.checkpoints import Checkpoint, PendingWrite
 from outlast.store.parts import Element, Payload, Value, elements_of
@@ -59,6 +60,16 @@ class History:
     async def stored_items(self) -> StoredItems:
         """Read the items of a history whose framework has a form of its own for them."""
         return await StoredItems.load(self._store, self.scope)
+
+    async def messages(self, *, after: int = 0) -> AsyncIterator[tuple[int, Message]]:
+        """Give the messages of a history that is kept as items, oldest first, each with the position of its item.
+
+        Only what is taken is read, behind the position `after`. Raises InvalidHistory.
+        """
+        while found := await self._store.read.items(self.scope, after=after, newest_first=False, limit=PAGE):
+            for one in found:
+                yield one.position, message_of(one)
+            after = found[-1].position
 
     async def newest_items(self, page: int) -> AsyncIterator[Any]:
         """Give the contents of the items, the newest first; `page` is how many are read at once."""

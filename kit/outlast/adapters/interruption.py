@@ -30,13 +30,17 @@ async def explained(store: Store, principal: str, session_id: str, point: Resume
             principal, status=ApprovalStatus.OPEN, session_id=session_id, before=None, limit=PAGE
         )
         point = replace(point, approvals=(*map(shown, reversed(waiting)), *point.approvals))
-    if not found or found[0].status is Status.COMPLETED:
+    if not found:
         return point
+    run = found[0]
+    if run.status is Status.COMPLETED:
+        return replace(point, interrupted_at=run.finished_at)
+    said = await _said(store, run.number)
     return replace(
         point,
-        interrupted_at=found[0].finished_at,
-        cause=_cause(found[0]),
-        partial_text=await _unfinished_text(store, found[0].number),
+        interrupted_at=run.finished_at or said.at or run.started_at,
+        cause=_cause(run),
+        partial_text=said.text or None,
     )
 
 
@@ -44,28 +48,30 @@ def _cause(run: Invocation) -> str | None:
     if run.status is Status.INTERRUPTED:
         return None
     if not run.status.final:
-        # Somebody asks while the run is not final: in a process that found its worker dead.
-        return "worker_died"
+        # Somebody asks while the run is not final, in process: its worker is dead, or handed it back.
+        handed_back = run.status is Status.QUEUED and run.attempt > 0 and not run.suspect
+        return "shutdown" if handed_back else "worker_died"
     code = jsontext.decode(run.error)["code"] if run.error is not None else ""
     return _CAUSES.get(code, "provider_error" if code.startswith("provider_") else "unknown")
 
 
-async def _unfinished_text(store: Store, number: int) -> str | None:
-    """Return the text of the last answer that was streamed and is in no history."""
+async def _said(store: Store, number: int) -> "_Said":
+    """Read what a run said last."""
     said, after = _Said(), 0
     while page := await store.read.events(number, after=after, limit=PAGE):
-        after = page[-1].position
+        after, said.at = page[-1].position, page[-1].at
         for entry in page:
             if '"type":"agent.' in entry.text:
                 said.take(jsontext.decode(entry.text))
-    return said.text or None
+    return said
 
 
 class _Said:
-    """The text of the newest answer, as long as it is not stored."""
+    """The text of the newest answer, as long as it is in no history, and when the last event was stored."""
 
     def __init__(self) -> None:
         self.text = ""
+        self.at: int | None = None
         self._texts: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ class Items(StoredItems):
 
     def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
         super().__init__(scope, last, stored)
-        self.messages = [_message(one) for one in stored]
+        self.messages = [message_of(one) for one in stored]
         self.approvals: dict[str, Approval] = {}
         """What is known of decisions about the open calls, by the calls' keys."""
 
@@ -108,7 +108,8 @@ def key_of(item_id: str, place: int) -> str:
     return f"{item_id}:{place}"
 
 
-def _message(stored: StoredItem) -> Message:
+def message_of(stored: StoredItem) -> Message:
+    """Return an item as a message. Raise InvalidHistory for one that is none."""
     try:
         return Message.of_json(jsontext.decode(stored.item))
     except OutlastError as error:

@@ -5,6 +5,7 @@ from functools import wraps
 from typing import ParamSpec
 
 from outlast.adapters.run import CURRENT_RUN
+from outlast.core.conversations import Memory
 from outlast.core.errors import Conflict, InvalidRequest, NotFound
 from outlast.sessions.memory import MemoryStore
 
@@ -40,7 +41,7 @@ async def recall(query: str) -> str:
     """Look for what was kept in earlier conversations, by words that may be in it."""
     memory, actor = await _of_this_run()
     found = await memory.search(query, actor_id=actor, limit=FOUND + 1)
-    shown = [f"{one.memory.path}:\n{one.memory.content}" for one in found[:FOUND]]
+    shown = [f"{_named(one.memory)}:\n{one.memory.content}" for one in found[:FOUND]]
     if len(found) > FOUND:
         shown.append(f"These are the {FOUND} best; more was found. Rarer words find something else.")
     return "\n\n".join(shown) or "Nothing is known about that."
@@ -59,7 +60,7 @@ async def list_memories(path_prefix: str = "") -> str:
     """List the paths at which something was kept, all or those that begin so."""
     memory, actor = await _of_this_run()
     found = await memory.list(path_prefix=path_prefix, actor_id=actor, limit=LISTED + 1)
-    shown = [one.path for one in found[:LISTED]]
+    shown = [_named(one) for one in found[:LISTED]]
     if len(found) > LISTED:
         shown.append(f"These are the first {LISTED}; there are more. A longer `path_prefix` lists fewer.")
     return "\n".join(shown) or "Nothing was kept."
@@ -67,6 +68,12 @@ async def list_memories(path_prefix: str = "") -> str:
 
 MEMORY_TOOLS = (remember, recall, forget, list_memories)
 """Pass them to an agent among its tools. They work for the actor of the session that a run belongs to."""
+
+
+def _named(memory: Memory) -> str:
+    """Name a memory to a model: at one path something may be kept for all conversations, and for single ones."""
+    # No path has a tab in it, so what stands behind one is no part of it.
+    return memory.path if memory.session_id is None else f"{memory.path}\t(only for session {memory.session_id})"
 
 
 async def _of_this_run() -> tuple[MemoryStore, str]:

@@ -1,7 +1,7 @@
 """What an adapter is to the rest of the kit, and the base that makes the engine's handlers of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Literal, Protocol
 
 from outlast.adapters.history import History
@@ -78,10 +78,17 @@ class DurableAgent(ABC):
             await self.resume_refused(error)
             raise
 
-    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
-        """Return the messages of a session, oldest first, in the neutral form. Reads only."""
+    async def session_messages(
+        self, store: Store, principal: str, session_id: str, *, after: int = 0
+    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Give the messages of a session behind a place, oldest first, in the neutral form, each with its place.
+
+        Reads only.
+        """
         history = await self._history(store, principal, session_id)
-        return [] if history is None else await self.messages(history)
+        if history is not None:
+            async for one in self.messages(history, after=after):
+                yield one
 
     def handlers(self) -> AgentHandlers:
         """Return the functions the engine calls."""
@@ -129,9 +136,13 @@ class DurableAgent(ABC):
     async def resume_refused(self, error: AgentResumeError) -> None:  # noqa: B027 - most do not listen
         """Hear that a resume was refused before it became a run."""
 
-    async def messages(self, history: History) -> list[dict[str, Any]]:
-        """Return the messages of a history, oldest first, in the neutral form. Reads only."""
-        return [message.as_json() for message in (await history.items()).messages]
+    async def messages(self, history: History, *, after: int = 0) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Give the messages of a history behind a place, oldest first, in the neutral form, each with its place.
+
+        Reads only. Places rise, and stay what they are when messages are added.
+        """
+        async for position, message in history.messages(after=after):
+            yield position, message.as_json()
 
     async def _turn(self, context: InvocationContext) -> Turn:
         run = await Run.of(context, rerun_safe=self.rerun_safe)

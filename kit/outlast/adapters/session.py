@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from outlast.adapters.local import Agent, LocalStore, open_store
 from outlast.core import ids, jsontext
@@ -22,14 +22,27 @@ PRINCIPAL = "local"
 LOOK_AGAIN_SECONDS = 0.05
 
 
-class ResumableAgent(Agent, Protocol):
+@runtime_checkable
+class Resumable(Protocol):
+    """An agent that can tell what was said in a session of its, and how it was interrupted. Adapters are."""
+
+    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
+        """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
+        ...
+
+    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
+        """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
+        ...
+
+    def session_messages(
+        self, store: Store, principal: str, session_id: str, *, after: int = 0
+    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Give the messages of a session behind a place, oldest first, in the neutral form; reads only."""
+        ...
+
+
+class ResumableAgent(Agent, Resumable, Protocol):
     """An agent that knows how its histories were interrupted."""
-
-    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint: ...
-
-    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None: ...
-
-    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]: ...
 
 
 class ChatSession:
@@ -115,7 +128,8 @@ class ChatSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        return await self._agent.session_messages(await self._local.store(), PRINCIPAL, self.id)
+        found = self._agent.session_messages(await self._local.store(), PRINCIPAL, self.id)
+        return [message async for _, message in found]
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""

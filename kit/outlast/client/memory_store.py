@@ -6,12 +6,17 @@ from typing import Any
 
 from outlast.client.transport import Transport
 from outlast.core import ids
-from outlast.core.conversations import MOST_LISTED, Memory, MemorySearchResult, memory_cursor, memory_of_json
+from outlast.core.conversations import (
+    LARGEST_PAGE,
+    MOST_LISTED,
+    Memory,
+    MemorySearchResult,
+    memory_cursor,
+    memory_of_json,
+)
 from outlast.core.portal import Blocking, blocking
 
 MEMORIES = "/api/memories"
-PAGE = 500
-"""Memories that a server tells of at once."""
 
 
 class RemoteMemoryStore:
@@ -89,7 +94,7 @@ class RemoteMemoryStore:
             query["cursor"] = memory_cursor(*ids.memory_place(after))
         found, limit = list[Memory](), ids.limit(limit, MOST_LISTED)
         while True:
-            query["limit"] = min(limit - len(found), PAGE)
+            query["limit"] = min(limit - len(found), LARGEST_PAGE)
             page = await self._transport.json("GET", MEMORIES, params=query)
             found += [memory_of_json(one) for one in page["items"]]
             if len(found) >= limit or page["next_cursor"] is None:

@@ -10,6 +10,7 @@ import httpx
 from outlast.client.session_store import session_path
 from outlast.client.sse import frames
 from outlast.client.transport import Transport
+from outlast.core.conversations import LARGEST_PAGE
 from outlast.core.errors import AgentResumeError, SessionBusy, SessionNotFound, StoreUnavailable
 from outlast.core.portal import Blocking, blocking, iterating
 from outlast.core.reply import Reply, ended, reply_of
@@ -67,11 +68,16 @@ class RemoteSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        try:
-            found: list[dict[str, Any]] = (await self._transport.json("GET", f"{self._path()}/messages"))["items"]
-        except SessionNotFound:
-            return []
-        return found
+        found, query = list[dict[str, Any]](), dict[str, Any](limit=LARGEST_PAGE)
+        while True:
+            try:
+                page = await self._transport.json("GET", f"{self._path()}/messages", params=query)
+            except SessionNotFound:
+                return []
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+            query["after"] = page["next_cursor"]
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""

@@ -10,6 +10,12 @@ from outlast.core.errors import InvalidRequest
 from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.times import milliseconds
 
+DEFAULT_AGENT = "agent"
+"""The name of an agent that is given none."""
+
+LARGEST_PAGE = 500
+"""Entries of a list in one page."""
+
 MOST_LISTED = 1000
 """Memories that a list returns at once."""
 

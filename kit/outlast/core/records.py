@@ -171,18 +171,20 @@ class Outcome:
 class Interrupt:
     """Returned by a handler whose run needs a person: the run ends `interrupted` and says what for.
 
-    `text` is what the agent said to it.
+    `text` is what the agent said to it, `messages` are those of the run so far.
     """
 
     reason: str
     approvals: tuple[Mapping[str, Any], ...] = ()
     questions: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
+    messages: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> str:
-        said = {"text": self.text} if self.text else {}
+        said = {"text": self.text, "messages": list(self.messages)}
         return jsontext.encode(
-            {"reason": self.reason, "approvals": list(self.approvals), "questions": list(self.questions), **said}
+            {"reason": self.reason, "approvals": list(self.approvals), "questions": list(self.questions)}
+            | {name: value for name, value in said.items() if value}
         )
 
 

@@ -11,7 +11,7 @@ from outlast.core.errors import RESUME_REASONS, AgentResumeError, RunFailed
 class Reply:
     """How a run ended. `interrupt` says what a person has to decide before the session goes on.
 
-    `text` is the last that the agent said, also of a run that waits for a person.
+    `text` is the last that the agent said, and `messages` are those of the run, also of one that waits for a person.
     """
 
     invocation_id: str

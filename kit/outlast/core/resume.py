@@ -89,7 +89,7 @@ class ResumePoint:
     kind: ResumeKind
     unanswered_tool_calls: tuple[CallRequest, ...] = ()
     interrupted_at: int | None = None
-    """Milliseconds since 1970 UTC, where the record of the run says it."""
+    """When the last run ended, or, where its process died, stored its last: milliseconds since 1970 UTC."""
     cause: str | None = None
     """`worker_died`, `cancelled`, `provider_error`, `shutdown` or `unknown`."""
     partial_text: str | None = None

@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from outlast.core.conversations import DEFAULT_AGENT
 from outlast.core.errors import OutlastError
-from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
-from outlast.store import Store
 
-DEFAULT_NAME = "agent"
 INTEGRATIONS = "outlast.integrations"
 """Entry-point group. Each entry point names a module that has `recognise(obj) -> AgentLike | None`."""
 
@@ -42,23 +40,6 @@ class AgentLike(Protocol):
 
     def handlers(self) -> AgentHandlers:
         """Return the functions of this agent."""
-        ...
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """An agent that can tell what was said in a session of its, and how it was interrupted. Adapters are."""
-
-    async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
-        """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
-        ...
-
-    async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
-        """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
-        ...
-
-    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
-        """Return the messages of a session, oldest first, in the neutral form; reads only."""
         ...
 
 
@@ -151,12 +132,12 @@ class Agents:
             self._given = {name_: as_agent(one) for name_, one in agents.items()}
         elif agent is not None:
             found = as_agent(agent)
-            self._given = {name or found.name or DEFAULT_NAME: found}
+            self._given = {name or found.name or DEFAULT_AGENT: found}
 
     def by_name(self) -> Mapping[str, AgentLike]:
         """Return the agents by name, the handwritten one among them."""
         if not self._given:
-            return {self.handwritten.name or DEFAULT_NAME: self.handwritten}
+            return {self.handwritten.name or DEFAULT_AGENT: self.handwritten}
         if not self.handwritten.empty:
             raise AgentSetupError("there are two invoke handlers: this server has an agent and decorated functions")
         return self._given

@@ -1,6 +1,6 @@
 """How the API's own routes answer, whatever app they are part of."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,6 +14,8 @@ from outlast.wires.native import project
 T = TypeVar("T")
 
 JSON = "application/json"
+PAGE_SIZE = 8 << 20
+"""Characters in a page of what may be large, about."""
 NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -46,6 +48,19 @@ def page_answer(found: Sequence[T], limit: int, show: Callable[[T], str], cursor
     """Return a page of a list that was asked for one more than `limit`, with the cursor of its last one if there is more."""
     shown = found[:limit]
     return json_answer(project.page([show(one) for one in shown], cursor(shown[-1]) if len(found) > limit else None))
+
+
+async def page_as_read(
+    found: AsyncIterator[T], limit: int, show: Callable[[T], str], cursor: Callable[[T], int]
+) -> Response:
+    """Return a page of what is read as it is taken, with not many more characters than PAGE_SIZE; at least one."""
+    shown, size, last = list[str](), 0, 0
+    async for one in found:
+        if len(shown) == limit or size >= PAGE_SIZE:
+            return json_answer(project.page(shown, last))
+        shown.append(show(one))
+        size, last = size + len(shown[-1]), cursor(one)
+    return json_answer(project.page(shown, None))
 
 
 def json_answer(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

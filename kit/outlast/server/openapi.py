@@ -60,7 +60,7 @@ SCHEMAS: dict[str, Schema] = {
             ),
             "interrupt": {
                 "type": "object",
-                "description": "What it needs a person for, and the text; only when interrupted.",
+                "description": "What it needs a person for, the text and the messages so far; only when interrupted.",
             },
             "usage": {"type": ["object", "null"]},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -359,10 +359,11 @@ _PATHS |= {
     "/api/sessions/{session_id}/messages": {
         **_SESSION,
         "get": _of_sessions(
-            "Its messages, oldest first, wherever its agent keeps them.",
+            "Page through its messages, oldest first, wherever its agent keeps them.",
             "list_session_messages",
             "200",
             _page({"type": "object"}),
+            parameters=[_AFTER, _LIMIT],
         ),
     },
     "/api/sessions/{session_id}/resume-point": {

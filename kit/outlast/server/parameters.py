@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 
 from outlast.core import ids
+from outlast.core.conversations import LARGEST_PAGE
 from outlast.core.errors import InvalidRequest
 
 PAGE = 50
-LARGEST_PAGE = 500
 
 _INTEGER = re.compile(r"[0-9]{1,18}")
 

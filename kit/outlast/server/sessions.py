@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from outlast.adapters.session import Resumable
 from outlast.core import ids, jsontext
 from outlast.core.conversations import JSON_LINES
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
@@ -20,8 +21,8 @@ from outlast.core.records import OnActive
 from outlast.core.resume import ResumePoint
 from outlast.engine.threads import call
 from outlast.server import body, parameters
-from outlast.server.agents import AgentLike, Agents, Resumable
-from outlast.server.answers import Methods, json_answer, page_answer, route
+from outlast.server.agents import AgentLike, Agents
+from outlast.server.answers import Methods, json_answer, page_as_read, route
 from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
 from outlast.server.runtime import Runtime, Serving
@@ -112,13 +113,8 @@ class Sessions:
         if order not in ("asc", "desc"):
             raise InvalidRequest("`order` must be asc or desc", code="invalid_parameter", field="order")
         after = parameters.position(query["after"]) if "after" in query else None
-        found = [
-            item
-            async for item in self._store(request).items(
-                _id(request), after=after, limit=limit + 1, newest_first=order == "desc"
-            )
-        ]
-        return page_answer(found, limit, _item, lambda item: item.position)
+        found = self._store(request).items(_id(request), after=after, limit=limit + 1, newest_first=order == "desc")
+        return await page_as_read(found, limit, _item, lambda item: item.position)
 
     async def append(self, request: Request) -> Response:
         await self._refuse_checkpoints(request)
@@ -146,7 +142,9 @@ class Sessions:
         return json_answer(_session(copy), 201)
 
     async def messages(self, request: Request) -> Response:
-        """Tell what was said, oldest first, wherever the agent keeps it. Reads only."""
+        """A page of what was said, wherever the agent keeps it; `after` is the `next_cursor` of the page before."""
+        query = parameters.query(request, ("after", "limit"))
+        limit, after = parameters.limit(query.get("limit")), parameters.position(query.get("after"))
         session = await self._store(request).get(_id(request))
         agent = self._agent_of(session)
         if not isinstance(agent, Resumable):
@@ -155,8 +153,8 @@ class Sessions:
                 code="unsupported_for_agent",
             )
         store, principal = self._server.runtime().store, caller(request).principal
-        found = await agent.session_messages(store, principal, session.id)
-        return json_answer(project.page([jsontext.encode(message) for message in found], None))
+        found = agent.session_messages(store, principal, session.id, after=after)
+        return await page_as_read(found, limit, lambda one: jsontext.encode(one[1]), lambda one: one[0])
 
     async def resume_point(self, request: Request) -> Response:
         """Tell how the session was interrupted. Reads only."""
@@ -234,7 +232,11 @@ class Sessions:
             raise kept_as_checkpoints(session.agent)
 
     def _store(self, request: Request) -> SessionStore:
-        return SessionStore(self._server.runtime().store, principal=caller(request).principal)
+        runtime = self._server.runtime()
+        return SessionStore(
+            runtime.store, principal=caller(request).principal,
+            idempotency_retention=runtime.settings.engine.idempotency_retention,
+        )  # fmt: skip
 
     async def _fields(self, request: Request, *known: str) -> dict[str, Any]:
         """Return the fields of a body; no body is one without fields."""

@@ -6,15 +6,23 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Seq
 from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
-from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
+from outlast.core.conversations import (
+    DEFAULT_AGENT,
+    LARGEST_PAGE,
+    Session,
+    SessionItem,
+    SessionPage,
+    item_line,
+    lines_of,
+    session_line,
+)
 from outlast.core.errors import InvalidRequest, NotFound, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
 
 PAGE = 100
-LARGEST_PAGE = 500
-DEFAULT_AGENT = "agent"
-KEEP_TOMBSTONES_MS = 90 * 24 * 3600 * 1000
+IDEMPOTENCY_RETENTION = 90 * 24 * 3600.0
+"""Seconds for which the ids of runs stay known whose session was deleted."""
 
 _KEY = re.compile(r"[\x21-\x7e]{1,128}")
 _ITEM_ID = re.compile(r"[\x21-\x7e]{1,160}")
@@ -35,9 +43,16 @@ class SessionStore:
     agent keeps the history as checkpoints.
     """
 
-    def __init__(self, store: Store | StoreSource, *, principal: str = "local") -> None:
+    def __init__(
+        self,
+        store: Store | StoreSource,
+        *,
+        principal: str = "local",
+        idempotency_retention: float = IDEMPOTENCY_RETENTION,
+    ) -> None:
         self._source = store
         self._principal = principal
+        self._keep_ms = round(idempotency_retention * 1000)
 
     async def create(
         self,
@@ -194,7 +209,7 @@ class SessionStore:
         Raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """
         id, force = ids.session_id(id), ids.flag(force, "force")
-        await (await self._store()).sessions.delete(self._principal, id, force=force, keep_ms=KEEP_TOMBSTONES_MS)
+        await (await self._store()).sessions.delete(self._principal, id, force=force, keep_ms=self._keep_ms)
 
     async def export(self, id: str) -> AsyncIterator[str]:
         """Give a session as lines of JSON: the session, then each item."""

@@ -30,11 +30,16 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One answer of a scripted model."""
+    """One answer of a scripted model. Raises ValueError for a stop reason that there is not."""
 
     text: str = ""
     calls: Sequence[ScriptedCall] = ()
     stop_reason: str | None = None
+    """How the answer ends, in the neutral words; None for `tool_calls` where there are calls, else `stop`."""
+
+    def __post_init__(self) -> None:
+        if self.stop_reason is not None and self.stop_reason not in set(StopReason):
+            raise ValueError(f"`stop_reason` is one of {', '.join(StopReason)}; {self.stop_reason!r} is none")
 
     def call_ids(self) -> list[str]:
         return [call.id or f"call_{number}" for number, call in enumerate(self.calls, start=1)]

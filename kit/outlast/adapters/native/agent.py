@@ -15,6 +15,7 @@ from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.recovery import Result
 from outlast.adapters.run import Run
 from outlast.core import jsontext
+from outlast.core.conversations import DEFAULT_AGENT
 from outlast.core.errors import AgentResumeError, LeaseLost
 from outlast.core.records import Interrupt, Kind
 from outlast.core.reply import Reply
@@ -40,7 +41,7 @@ class Agent(DurableAgent):
         *,
         tools: Sequence[Callable[..., Any] | Tool] = (),
         instructions: str | None = None,
-        name: str = "agent",
+        name: str = DEFAULT_AGENT,
         rerun_safe: Collection[str] = (),
         limits: Limits | None = None,
         hooks: Hooks | Sequence[Hooks] = (),

@@ -93,10 +93,11 @@ class JsonlRecorder(Hooks):
         self._path = Path(path)
 
     async def after_run(self, context: InvocationContext, reply: Reply) -> None:
+        asked = {name: value for name, value in (reply.interrupt or {}).items() if name != "messages"}
         line = {
             "session_id": context.session_id, "invocation_id": context.invocation_id,
             "messages": await _last_turn(context), "stop_reason": reply.stop_reason,
-            "usage": None if reply.usage is None else dict(reply.usage), "interrupt": reply.interrupt,
+            "usage": None if reply.usage is None else dict(reply.usage), "interrupt": asked or None,
         }  # fmt: skip
         await asyncio.to_thread(self._write, jsontext.encode(line).encode("ascii") + b"\n")
 

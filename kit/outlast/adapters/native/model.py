@@ -53,7 +53,7 @@ Delta = TextDelta | ReasoningDelta | CallDelta | Stopped
 
 
 class Model(Protocol):
-    """A model. Implement it for a provider; `outlast.testing.ScriptedModel` is one without a network."""
+    """A model. Implement it for a provider; `outlast.testing.scripted.ScriptedModel` is one without a network."""
 
     @property
     def name(self) -> str:

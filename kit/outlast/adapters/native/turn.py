@@ -173,7 +173,7 @@ class NativeTurn:
             if waiting := self._waiting(items):
                 self._count(items)
                 asked = next(message for message in reversed(items.messages) if message.calls)
-                return approvals.interrupt(waiting, asked.text)
+                return approvals.interrupt(waiting, asked.text, _told(items))
             answer = await self._call_model(items)
             if self._is_over(items):
                 return self._result(items)
@@ -313,7 +313,7 @@ class NativeTurn:
         last = items.messages[-1]
         return output(
             text=last.text,
-            messages=[one.as_json() for one in _since_user(items)],
+            messages=_told(items),
             usage=self._count(items),
             stop_reason=last.stop.value,
         )
@@ -323,6 +323,10 @@ class NativeTurn:
         usage = total(one.usage for one in _since_user(items))
         self._run.context.usage = usage or None
         return usage
+
+
+def _told(items: Items) -> list[dict[str, Any]]:
+    return [one.as_json() for one in _since_user(items)]
 
 
 def _since_user(items: Items) -> list[Message]:
