@@ -5,6 +5,8 @@ import gc
 import os
 import random
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -273,6 +275,67 @@ async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(st
         async with asyncio.timeout(30):
             while len(await history(local, "second")) < 2:
                 await asyncio.sleep(0.05)
+
+
+def talk_and_leave(local: LocalStore, *, begun: bool, id: str = "s") -> None:
+    """Close an event loop, as `asyncio.run` does, in the middle of a run, or after one."""
+    words = Script("One two three four five six", delay_seconds=0.2 if begun else 0)
+    chat = Agent(ScriptedModel(words)).session(id, store=local)
+
+    async def talk() -> None:
+        async for _ in chat.stream("first"):
+            if begun:
+                break
+
+    asyncio.run(talk())
+
+
+def test_an_event_loop_that_is_closed_with_the_store_open_gives_back_what_ran(store_url: str) -> None:
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=(local := open_store(store_url)))
+    talk_and_leave(local, begun=True)
+
+    async def go_on() -> None:
+        async with local:
+            assert (await chat.run("second")).text == "Hi."
+            assert [text for role, text in await history(local) if role == "user"] == ["first", "second"]
+
+    asyncio.run(go_on())
+
+
+def test_event_loops_that_are_closed_with_the_store_open_leave_no_worker_and_no_thread(store_url: str) -> None:
+    before = threading.active_count()
+    talk_and_leave(open_store(store_url), begun=True)
+    talk_and_leave(open_store(store_url), begun=False, id="other")
+
+    async def workers() -> list[Any]:
+        async with open_store(store_url) as local:
+            return await (await local.store()).read.workers()
+
+    give_up = time.monotonic() + 30
+    while asyncio.run(workers()) or (gc.collect() and threading.active_count() > before):
+        assert time.monotonic() < give_up, threading.enumerate()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_loop_that_nobody_runs_is_not_taken_for_a_blocked_one(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closed: bool
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    settings = EngineSettings(claims=False, beat=0.05, stall_warning=0.1, stall_after=0.2, stall_exit=0.3)
+    local = LocalStore(store_url, settings)
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    runner = asyncio.Runner()
+    runner.run(chat.run("first"))
+    if closed:
+        runner.close()
+    time.sleep(1)
+    if not closed:
+        assert runner.run(chat.run("second")).text == "Hi."
+        runner.run(local.close())
+        runner.close()
+    assert (ended, "blocked" in caplog.text) == ([], False)
 
 
 async def leave_queued(store: Store, *, began: bool) -> None:

@@ -98,7 +98,7 @@ class Engine:
     async def start(self) -> None:
         """Register this worker, look for dead ones at once, and begin to claim."""
         self._loop = asyncio.get_running_loop()
-        self._watch = LoopWatch(threading.get_ident())
+        self._watch = LoopWatch(self._loop, threading.get_ident())
         await self._register()
         self._heartbeat = Heartbeat(self.store.connect, self._worker_id, self.settings, self, self._watch)
         self._heartbeat.start()
@@ -159,6 +159,10 @@ class Engine:
         leaving = self.store.deregister(self._worker_id)
         await done_within(leaving, self.settings.accept_timeout)
         self._release_lock()
+
+    def leave(self) -> None:
+        """Give back what was running when the event loop was closed without `stop`. Blocks."""
+        self._heartbeat.close()
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]
@@ -544,6 +548,9 @@ class Engine:
 
     def run_expired(self, ended: Cancelled) -> None:
         self._soon(lambda: self._settle(ended))
+
+    def worker_left(self) -> None:
+        self._release_lock()
 
     def _soon(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):
