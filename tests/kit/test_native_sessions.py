@@ -338,6 +338,21 @@ def test_a_loop_that_nobody_runs_is_not_taken_for_a_blocked_one(
     assert (ended, "blocked" in caplog.text) == ([], False)
 
 
+async def test_a_first_call_that_is_given_up_leaves_no_half_started_worker(local: LocalStore) -> None:
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    store = await local.store()
+    for steps in range(1, 6):
+        given_up = asyncio.create_task(chat.run("first"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+    async with asyncio.timeout(30):
+        assert (await chat.run("second")).text == "Hi."
+    assert [worker.id for worker in await store.read.workers()] == [store.worker]
+
+
 async def leave_queued(store: Store, *, began: bool) -> None:
     """Leave a run of the session `s` in the queue, as a server that stops does."""
     request = Request.of(principal="local", id=str(uuid.uuid4()), session_id="s", agent="agent", input="first")

@@ -57,8 +57,9 @@ class LocalStore:
             opened = await self._open()
             opened.agents[agent.name] = agent.handlers()
             if opened.engine is None:
-                opened.engine = Engine(opened.store, opened.agents, self._settings)
-                await opened.engine.start()
+                engine = Engine(opened.store, opened.agents, self._settings)
+                await engine.start()
+                opened.engine = engine
             return opened.engine
 
     def will_run(self, number: int) -> bool:

@@ -116,7 +116,13 @@ class Engine:
         self._lock = locks.taken(self.settings.state_dir, worker)
         file = None if self._lock is None else str(self._lock.path)
         claims = list(self.agents) if self.settings.claims else []
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
+        try:
+            await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
+        except BaseException:
+            # It may be there all the same, and nobody would beat for it.
+            self._release_lock()
+            self.store.deregister(worker).add_done_callback(_noted)
+            raise
         self.store.worker = self._worker_id = worker
 
     def _release_lock(self) -> None:
