@@ -390,6 +390,21 @@ async def test_a_run_that_nobody_living_began_is_begun_by_whoever_uses_its_sessi
     assert await history(local) == said[: 2 if goes_on == "resume" else 4]
 
 
+async def test_a_run_is_taken_up_also_when_whoever_asked_for_it_gives_up(store: Store, local: LocalStore) -> None:
+    await leave_queued(store, began=True)
+    await store.deregister("w1")
+    agent = Agent(ScriptedModel("Hi."))
+    engine = await local.engine(agent)
+    run = await engine.store.read.unfinished("local", "s")
+    assert run is not None
+    asked = asyncio.create_task(engine.adopt(run))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert (await engine.wait(run, 30)).status == "completed"
+
+
 @pytest.mark.parametrize("id", ["", "x" * 513, "a\0b", None, 3])
 def test_what_cannot_name_a_session_is_refused_where_it_is_named(id: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:

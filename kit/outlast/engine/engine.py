@@ -391,42 +391,39 @@ class Engine:
         room = min(self._room(), CLAIM_BATCH)
         suspected = any(attempt.suspect for attempt, _ in self._attempts.values())
         self._reserved += room
-        claiming = self.store.claim(
-            agents=list(self.agents), room=room, suspect_room=0 if suspected else 1,
-            per_principal=self.settings.per_principal, known=list(self._attempts),
-        )  # fmt: skip
         try:
-            claimed = await claiming
-        except asyncio.CancelledError:
-            # The answer is there all the same: what was claimed for nobody goes back, and does not count.
-            if claiming.done() and claiming.exception() is None:
-                self._return(claiming.result())
-            raise
+            claimed = await self._begun(
+                list(self.agents), room=room, suspect_room=0 if suspected else 1,
+                per_principal=self.settings.per_principal,
+            )  # fmt: skip
         finally:
             self._reserved -= room
-        if self.draining:
-            self._return(claimed)
-            return False
-        began = sum(self._begin(invocation) for invocation in claimed)
-        self._backlog = began >= room or bool(self.settings.per_principal)
-        return began >= room
+        self._backlog = len(claimed) >= room or bool(self.settings.per_principal)
+        return len(claimed) >= room
 
-    def _return(self, claimed: Sequence[Invocation]) -> None:
-        for run in claimed:
-            if run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
-                self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
+    def _begun(self, agents: Sequence[str], **options: int) -> "asyncio.Future[list[Invocation]]":
+        """Lease queued runs. They have begun when the future resolves, also if nobody waits for it any more."""
+        claiming = self.store.claim(agents=agents, known=list(self._attempts), **options)
+        claiming.add_done_callback(self._claimed)
+        return claiming
+
+    def _claimed(self, claiming: "asyncio.Future[list[Invocation]]") -> None:
+        if claiming.exception() is None:
+            for run in claiming.result():
+                (self._return if self.draining else self._begin)(run)
+
+    def _return(self, run: Invocation) -> None:
+        if run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
+            self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
 
     async def adopt(self, invocation: Invocation) -> bool:
         """Take one queued run, also on a worker that claims none; False when it is not to be had."""
         if invocation.agent not in self.agents:
             return False
-        claimed = await self._answered(
-            self.store.claim(
-                agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
-                only=invocation.number,
-            )
-        )  # fmt: skip
-        return invocation.number in [found.number for found in claimed if self._begin(found)]
+        begun = await self._answered(
+            self._begun([invocation.agent], room=1, suspect_room=1, per_principal=0, only=invocation.number)
+        )
+        return not self.draining and invocation.number in [run.number for run in begun]
 
     def _begin(self, invocation: Invocation) -> bool:
         """Start an attempt for a lease of this worker, unless it was started, or ended, before."""
