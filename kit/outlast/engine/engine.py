@@ -84,6 +84,7 @@ class Engine:
         self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
+        self._accepting: set[asyncio.Future[Accepted]] = set()
         self._unstarted: dict[int, Invocation] = {}
         """What a worker that claims nothing by itself accepted and had no room for: nobody else may ever start it."""
         self._backlog = False
@@ -155,6 +156,8 @@ class Engine:
             logger.info("%d runs are handed back; they go on as their next attempt", len(self._attempts))
         self._stop_all("shutdown")
         await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
+        if self._accepting:  # what is leased by them goes back before this worker leaves
+            await asyncio.wait(self._accepting, timeout=self.settings.accept_timeout)
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
@@ -217,6 +220,7 @@ class Engine:
         self._backlog = self._backlog or not lease
         self._reserved += lease
         future = self.store.accept(request, lease=lease, timeout_seconds=self.settings.run_timeout)
+        self._accepting.add(future)
         future.add_done_callback(lambda done: self._accepted(done, lease, auth))
         if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; send the same request again")
@@ -247,7 +251,8 @@ class Engine:
     def _accepted(self, future: "asyncio.Future[Accepted]", lease: bool, auth: RequestAuth | None) -> None:
         """Runs even when nobody waits for the answer any more: what was accepted must start."""
         self._reserved -= lease
-        if future.cancelled() or future.exception() is not None:
+        self._accepting.discard(future)
+        if future.exception() is not None:
             return
         invocation = future.result().invocation
         self.counts.accepted += future.result().created
@@ -256,7 +261,7 @@ class Engine:
         if auth is not None:
             _bounded(self._auth, (invocation.principal, invocation.id), auth)
         if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
-            self._begin(invocation)
+            self._lead(invocation)
         elif invocation.status is Status.QUEUED:
             if not self.settings.claims and invocation.attempt == 0:
                 self._unstarted[invocation.number] = invocation
@@ -410,10 +415,13 @@ class Engine:
     def _claimed(self, claiming: "asyncio.Future[list[Invocation]]") -> None:
         if claiming.exception() is None:
             for run in claiming.result():
-                (self._return if self.draining else self._begin)(run)
+                self._lead(run)
 
-    def _return(self, run: Invocation) -> None:
-        if run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
+    def _lead(self, run: Invocation) -> None:
+        """Begin what is leased to this worker; while it drains, what it has not begun goes back and does not count."""
+        if not self.draining:
+            self._begin(run)
+        elif run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
             self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
 
     async def adopt(self, invocation: Invocation) -> bool:
