@@ -338,6 +338,39 @@ async def test_a_stream_that_is_cut_after_every_frame_loses_and_repeats_nothing(
     assert transport.requests > 50
 
 
+class LongSilence(httpx.AsyncHTTPTransport):
+    """Breaks the first stream after its opening, and a while in which it says nothing."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._silences = [seconds]
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        if not self._silences:
+            return answer
+        seconds, body = self._silences.pop(), answer.stream
+
+        class Silent(httpx.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield b":\n\n"
+                await asyncio.sleep(seconds)
+                raise httpx.ReadError("cut")
+
+            async def aclose(self) -> None:
+                await body.aclose()  # type: ignore[union-attr]
+
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=Silent(), request=request)
+
+
+async def test_a_run_that_says_nothing_for_longer_than_the_patience_is_followed_on_when_its_stream_breaks(
+    url: str,
+) -> None:
+    async with httpx.AsyncClient(base_url=url, transport=LongSilence(1.5)) as http:
+        client = AgentClient(agent="plain", http=http, patience=1)
+        assert [event.get("n") async for event in client.session().stream(3)] == [0, 1, 2, None]
+
+
 async def test_a_server_that_is_killed_and_started_again_is_waited_out(tmp_path: Path) -> None:
     server = ServerProcess.serving(f"{APP}:app", f"sqlite:///{tmp_path / 'state.db'}", log=tmp_path / "log")
     await asyncio.to_thread(server.start)

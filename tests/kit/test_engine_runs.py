@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outlast.core import jsontext
+from outlast.core import faults, jsontext
 from outlast.core.errors import (
     Conflict,
     EffectFailed,
@@ -566,6 +566,38 @@ async def test_a_draining_worker_accepts_nothing(running: Running, make_request:
         engine.begin_drain()
         with pytest.raises(Draining):
             await engine.accept(make_request())
+
+
+async def test_what_is_accepted_while_the_worker_leaves_goes_to_another_and_nobody_waits_for_it_here(
+    running: Running, make_request: Make
+) -> None:
+    entered = list[int]()
+    accepted, left = threading.Event(), threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "accept.before_commit":
+            accepted.set()
+            left.wait(30)
+
+    handlers = AgentHandlers(lambda context: entered.append(context.attempt))
+    async with running(agents={"a": handlers}) as engine:
+        faults.install(hold)
+        try:
+            accepting = asyncio.create_task(engine.accept(make_request("s")))
+            while not accepted.is_set():
+                await asyncio.sleep(0.01)
+            stopping = asyncio.create_task(engine.stop())
+            await asyncio.sleep(0.2)
+            left.set()
+            run = await accepting
+            await stopping
+        finally:
+            left.set()
+            faults.install(None)
+        assert not (await asyncio.wait_for(engine.wait(run), 10)).status.final
+    async with running(agents={"a": handlers}) as engine:
+        assert (await engine.wait(await engine.get("local", run.id), 30)).status is Status.COMPLETED
+    assert entered == [1]
 
 
 async def test_a_followers_cursor_must_be_a_position_that_exists(running: Running, make_request: Make) -> None:

@@ -5,6 +5,8 @@ import gc
 import os
 import random
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -293,6 +295,82 @@ async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(st
                 await asyncio.sleep(0.05)
 
 
+def talk_and_leave(local: LocalStore, *, begun: bool, id: str = "s") -> None:
+    """Close an event loop, as `asyncio.run` does, in the middle of a run, or after one."""
+    words = Script("One two three four five six", delay_seconds=0.2 if begun else 0)
+    chat = Agent(ScriptedModel(words)).session(id, store=local)
+
+    async def talk() -> None:
+        async for _ in chat.stream("first"):
+            if begun:
+                break
+
+    asyncio.run(talk())
+
+
+def test_an_event_loop_that_is_closed_with_the_store_open_gives_back_what_ran(store_url: str) -> None:
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=(local := open_store(store_url)))
+    talk_and_leave(local, begun=True)
+
+    async def go_on() -> None:
+        async with local:
+            assert (await chat.run("second")).text == "Hi."
+            assert [text for role, text in await history(local) if role == "user"] == ["first", "second"]
+
+    asyncio.run(go_on())
+
+
+def test_event_loops_that_are_closed_with_the_store_open_leave_no_worker_and_no_thread(store_url: str) -> None:
+    before = threading.active_count()
+    talk_and_leave(open_store(store_url), begun=True)
+    talk_and_leave(open_store(store_url), begun=False, id="other")
+
+    async def workers() -> list[Any]:
+        async with open_store(store_url) as local:
+            return await (await local.store()).read.workers()
+
+    give_up = time.monotonic() + 30
+    while asyncio.run(workers()) or (gc.collect() and threading.active_count() > before):
+        assert time.monotonic() < give_up, threading.enumerate()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_loop_that_nobody_runs_is_not_taken_for_a_blocked_one(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closed: bool
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    settings = EngineSettings(claims=False, beat=0.05, stall_warning=0.1, stall_after=0.2, stall_exit=0.3)
+    local = LocalStore(store_url, settings)
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    runner = asyncio.Runner()
+    runner.run(chat.run("first"))
+    if closed:
+        runner.close()
+    time.sleep(1)
+    if not closed:
+        assert runner.run(chat.run("second")).text == "Hi."
+        runner.run(local.close())
+        runner.close()
+    assert (ended, "blocked" in caplog.text) == ([], False)
+
+
+async def test_a_first_call_that_is_given_up_leaves_no_half_started_worker(local: LocalStore) -> None:
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    store = await local.store()
+    for steps in range(1, 6):
+        given_up = asyncio.create_task(chat.run("first"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+    async with asyncio.timeout(30):
+        assert (await chat.run("second")).text == "Hi."
+    assert [worker.id for worker in await store.read.workers()] == [store.worker]
+
+
 async def leave_queued(store: Store, *, began: bool) -> None:
     """Leave a run of the session `s` in the queue, as a server that stops does."""
     request = Request.of(principal="local", id=str(uuid.uuid4()), session_id="s", agent="agent", input="first")
@@ -328,6 +406,21 @@ async def test_a_run_that_nobody_living_began_is_begun_by_whoever_uses_its_sessi
     await (chat.resume() if goes_on == "resume" else chat.run("second", wait=30))
     said = [("user", "first"), ("assistant", "Hi."), ("user", "second"), ("assistant", "Hi.")]
     assert await history(local) == said[: 2 if goes_on == "resume" else 4]
+
+
+async def test_a_run_is_taken_up_also_when_whoever_asked_for_it_gives_up(store: Store, local: LocalStore) -> None:
+    await leave_queued(store, began=True)
+    await store.deregister("w1")
+    agent = Agent(ScriptedModel("Hi."))
+    engine = await local.engine(agent)
+    run = await engine.store.read.unfinished("local", "s")
+    assert run is not None
+    asked = asyncio.create_task(engine.adopt(run))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert (await engine.wait(run, 30)).status == "completed"
 
 
 @pytest.mark.parametrize("id", ["", "x" * 513, "a\0b", None, 3])

@@ -53,6 +53,17 @@ async def test_a_lost_answer_to_a_claim_is_found_by_the_next_one(store: Store, m
     assert await claim(store, known=[first.number]) == []
 
 
+async def test_a_run_whose_lost_attempt_still_ends_here_is_left_to_others(
+    store: Store, other: Store, make_request: Make
+) -> None:
+    run = (await store.accept(make_request(), lease=True)).invocation
+    await take_over(other, "w1")
+    await store.register(id="w3", host="here", pid=1, lock_file=None)
+    store.worker = "w3"
+    assert await claim(store, known=[run.number]) == []
+    assert [(again.number, again.attempt) for again in await claim(other)] == [(run.number, 2)]
+
+
 async def test_a_worker_that_is_not_registered_claims_nothing(store: Store, make_request: Make) -> None:
     await store.accept(make_request(), lease=False)
     store.worker = "nobody"

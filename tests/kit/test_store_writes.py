@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from outlast.core import faults
-from outlast.core.errors import LeaseLost, StoreError
+from outlast.core.errors import LeaseLost, StoreError, StoreUnavailable
 from outlast.core.records import Call, CallState, Invocation, Outcome, Request, Status
 from outlast.store import Part, Store, journal
-from outlast.store.reading import EVENTS_BYTES
+from outlast.store.reading import EVENTS_BYTES, READERS
 from outlast.store.statements import Connection
 from outlast.store.writer import Call as StoreCall
 
@@ -62,6 +62,39 @@ async def test_a_lease_that_is_gone_writes_nothing_and_harms_no_neighbour(
         await bad
     assert await store.read.last_position(run.number) == 0
     assert await store.read.last_position(other.number) == 1
+
+
+async def test_what_was_stored_with_the_end_of_its_run_is_told_so_whatever_came_with_it(
+    store: Store, run: Invocation
+) -> None:
+    go_on = threading.Event()
+    told: list[bool] = []
+    first = store._writer.submit(StoreCall("", lambda connection: go_on.wait(30)))
+    last = store.write(run.number, 1, events=[(1, 1, "1")], told=told.append)
+    end = store.finish(run.number, 1, run.session_number, DONE)
+    lost = store.write(run.number, 9, events=[(2, 1, "2")])
+    go_on.set()
+    await first
+    assert (await end).last_position == 1
+    assert (await last, told) == ([], [True])
+    with pytest.raises(LeaseLost):
+        await lost
+
+
+async def test_reads_of_a_store_that_is_closed_say_so(store_url: str) -> None:
+    store = await Store.open(store_url)
+    go_on = threading.Event()
+    under_way = [asyncio.create_task(store.read._run(lambda connection: go_on.wait(30))) for _ in range(READERS)]
+    waiting = [asyncio.create_task(store.read.workers()) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0.1)
+    go_on.set()
+    await closing
+    assert await asyncio.gather(*under_way) == [True] * READERS
+    for late in [*waiting, asyncio.create_task(store.read.workers())]:
+        with pytest.raises(StoreUnavailable):
+            await late
 
 
 async def test_finish_stores_the_outcome_and_releases_the_next(

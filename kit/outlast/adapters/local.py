@@ -36,7 +36,7 @@ class LocalStore:
     """A store that is opened where it is first used: each event loop has a worker of its own on it.
 
     Use it as `async with`, or `await close()`; used again, it is opened again. A process that just ends leaves nothing
-    behind that another process could not take over.
+    behind that another process could not take over, and an event loop that is just closed gives back what it ran.
     """
 
     def __init__(self, url: str, settings: EngineSettings | None = None) -> None:
@@ -57,8 +57,9 @@ class LocalStore:
             opened = await self._open()
             opened.agents[agent.name] = agent.handlers()
             if opened.engine is None:
-                opened.engine = Engine(opened.store, opened.agents, self._settings)
-                await opened.engine.start()
+                engine = Engine(opened.store, opened.agents, self._settings)
+                await engine.start()
+                opened.engine = engine
             return opened.engine
 
     def will_run(self, number: int) -> bool:
@@ -89,6 +90,10 @@ class LocalStore:
 
     async def _open(self) -> _Opened:
         loop = asyncio.get_running_loop()
+        for closed in [other for other in self._opened if other.is_closed()]:
+            left = self._opened.pop(closed, None)
+            if left is not None and left.engine is not None:
+                await loop.run_in_executor(None, left.engine.leave)
         if loop not in self._opened:
             self._opened[loop] = _Opened(await Store.open(self._place))
         return self._opened[loop]

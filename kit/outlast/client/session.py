@@ -118,15 +118,16 @@ class RemoteSession:
         while True:
             try:
                 async with self._transport.stream(**asked) as answer:
-                    patience.advanced()
                     asked = {"method": "GET", "path": f"{INVOCATIONS}/{request['id']}/events"}
-                    async for frame in frames(answer.aiter_lines()):
-                        patience.advanced()
-                        if frame.name == "end":
-                            yield _end(frame.data)
-                            return
-                        after = frame.position or after
-                        yield frame.data
+                    try:
+                        async for frame in frames(answer.aiter_lines()):
+                            if frame.name == "end":
+                                yield _end(frame.data)
+                                return
+                            after = frame.position or after
+                            yield frame.data
+                    finally:
+                        patience.advanced()  # however long nothing was said: the server was there until now
                 error: Exception = StoreUnavailable("the stream ended before the run did")
             except (httpx.TransportError, StoreUnavailable) as broken:
                 error = broken

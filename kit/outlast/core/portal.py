@@ -1,9 +1,11 @@
 """One event loop in a thread of its own, for programs without asyncio."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -16,10 +18,17 @@ class Portal:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="outlast-portal", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="outlast-portal", daemon=True)
+        self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result. Blocks."""
+        """Run a coroutine and return its result. Blocks, so that code that runs in the portal gets RuntimeError."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "a method that blocks was called in `async` code that another one runs, and would wait for itself for "
+                "ever; use the `async` method there"
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -38,10 +47,19 @@ class Portal:
             yield item  # type: ignore[misc]  # an item of T, which may be None
 
 
-@cache
+_portals: dict[int, Portal] = {}
+"""By process: one that was forked has the portal of its parent without the thread, and must leave its connections alone."""
+_lock = threading.Lock()
+if sys.platform != "win32":
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
 def portal() -> Portal:
     """Return the portal of this process."""
-    return Portal()
+    with _lock:
+        if (process := os.getpid()) not in _portals:
+            _portals[process] = Portal()
+        return _portals[process]
 
 
 class Blocking(Generic[S]):

@@ -84,6 +84,7 @@ class Engine:
         self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
+        self._accepting: set[asyncio.Future[Accepted]] = set()
         self._unstarted: dict[int, Invocation] = {}
         """What a worker that claims nothing by itself accepted and had no room for: nobody else may ever start it."""
         self._backlog = False
@@ -98,7 +99,7 @@ class Engine:
     async def start(self) -> None:
         """Register this worker, look for dead ones at once, and begin to claim."""
         self._loop = asyncio.get_running_loop()
-        self._watch = LoopWatch(threading.get_ident())
+        self._watch = LoopWatch(self._loop, threading.get_ident())
         await self._register()
         self._heartbeat = Heartbeat(self.store.connect, self._worker_id, self.settings, self, self._watch)
         self._heartbeat.start()
@@ -116,7 +117,13 @@ class Engine:
         self._lock = locks.taken(self.settings.state_dir, worker)
         file = None if self._lock is None else str(self._lock.path)
         claims = list(self.agents) if self.settings.claims else []
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
+        try:
+            await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
+        except BaseException:
+            # It may be there all the same, and nobody would beat for it.
+            self._release_lock()
+            self.store.deregister(worker).add_done_callback(_noted)
+            raise
         self.store.worker = self._worker_id = worker
 
     def _release_lock(self) -> None:
@@ -149,6 +156,8 @@ class Engine:
             logger.info("%d runs are handed back; they go on as their next attempt", len(self._attempts))
         self._stop_all("shutdown")
         await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
+        if self._accepting:  # what is leased by them goes back before this worker leaves
+            await asyncio.wait(self._accepting, timeout=self.settings.accept_timeout)
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
@@ -159,6 +168,10 @@ class Engine:
         leaving = self.store.deregister(self._worker_id)
         await done_within(leaving, self.settings.accept_timeout)
         self._release_lock()
+
+    def leave(self) -> None:
+        """Give back what was running when the event loop was closed without `stop`. Blocks."""
+        self._heartbeat.close()
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]
@@ -207,6 +220,7 @@ class Engine:
         self._backlog = self._backlog or not lease
         self._reserved += lease
         future = self.store.accept(request, lease=lease, timeout_seconds=self.settings.run_timeout)
+        self._accepting.add(future)
         future.add_done_callback(lambda done: self._accepted(done, lease, auth))
         if not await done_within(future, self.settings.accept_timeout):
             raise StoreUnavailable("the database does not answer; send the same request again")
@@ -237,7 +251,8 @@ class Engine:
     def _accepted(self, future: "asyncio.Future[Accepted]", lease: bool, auth: RequestAuth | None) -> None:
         """Runs even when nobody waits for the answer any more: what was accepted must start."""
         self._reserved -= lease
-        if future.cancelled() or future.exception() is not None:
+        self._accepting.discard(future)
+        if future.exception() is not None:
             return
         invocation = future.result().invocation
         self.counts.accepted += future.result().created
@@ -246,7 +261,7 @@ class Engine:
         if auth is not None:
             _bounded(self._auth, (invocation.principal, invocation.id), auth)
         if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
-            self._begin(invocation)
+            self._lead(invocation)
         elif invocation.status is Status.QUEUED:
             if not self.settings.claims and invocation.attempt == 0:
                 self._unstarted[invocation.number] = invocation
@@ -381,42 +396,42 @@ class Engine:
         room = min(self._room(), CLAIM_BATCH)
         suspected = any(attempt.suspect for attempt, _ in self._attempts.values())
         self._reserved += room
-        claiming = self.store.claim(
-            agents=list(self.agents), room=room, suspect_room=0 if suspected else 1,
-            per_principal=self.settings.per_principal, known=list(self._attempts),
-        )  # fmt: skip
         try:
-            claimed = await claiming
-        except asyncio.CancelledError:
-            # The answer is there all the same: what was claimed for nobody goes back, and does not count.
-            if claiming.done() and claiming.exception() is None:
-                self._return(claiming.result())
-            raise
+            claimed = await self._begun(
+                list(self.agents), room=room, suspect_room=0 if suspected else 1,
+                per_principal=self.settings.per_principal,
+            )  # fmt: skip
         finally:
             self._reserved -= room
-        if self.draining:
-            self._return(claimed)
-            return False
-        began = sum(self._begin(invocation) for invocation in claimed)
-        self._backlog = began >= room or bool(self.settings.per_principal)
-        return began >= room
+        self._backlog = len(claimed) >= room or bool(self.settings.per_principal)
+        return len(claimed) >= room
 
-    def _return(self, claimed: Sequence[Invocation]) -> None:
-        for run in claimed:
-            if run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
-                self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
+    def _begun(self, agents: Sequence[str], **options: int) -> "asyncio.Future[list[Invocation]]":
+        """Lease queued runs. They have begun when the future resolves, also if nobody waits for it any more."""
+        claiming = self.store.claim(agents=agents, known=list(self._attempts), **options)
+        claiming.add_done_callback(self._claimed)
+        return claiming
+
+    def _claimed(self, claiming: "asyncio.Future[list[Invocation]]") -> None:
+        if claiming.exception() is None:
+            for run in claiming.result():
+                self._lead(run)
+
+    def _lead(self, run: Invocation) -> None:
+        """Begin what is leased to this worker; while it drains, what it has not begun goes back and does not count."""
+        if not self.draining:
+            self._begin(run)
+        elif run.number not in self._attempts and (run.number, run.epoch) not in self._ended:
+            self.store.hand_back(run.number, run.epoch, entered=False).add_done_callback(_noted)
 
     async def adopt(self, invocation: Invocation) -> bool:
         """Take one queued run, also on a worker that claims none; False when it is not to be had."""
         if invocation.agent not in self.agents:
             return False
-        claimed = await self._answered(
-            self.store.claim(
-                agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
-                only=invocation.number,
-            )
-        )  # fmt: skip
-        return invocation.number in [found.number for found in claimed if self._begin(found)]
+        begun = await self._answered(
+            self._begun([invocation.agent], room=1, suspect_room=1, per_principal=0, only=invocation.number)
+        )
+        return not self.draining and invocation.number in [run.number for run in begun]
 
     def _begin(self, invocation: Invocation) -> bool:
         """Start an attempt for a lease of this worker, unless it was started, or ended, before."""
@@ -544,6 +559,9 @@ class Engine:
 
     def run_expired(self, ended: Cancelled) -> None:
         self._soon(lambda: self._settle(ended))
+
+    def worker_left(self) -> None:
+        self._release_lock()
 
     def _soon(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):

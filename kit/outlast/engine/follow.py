@@ -174,7 +174,9 @@ class Topics:
         topic = self._topics.get(number)
         if topic is None:
             topic = self._topics[number] = Topic(number, last, local=local)
-            if not local:
+            if self.closed(topic):
+                topic.leave()
+            elif not local:
                 self._hint.set()
         return topic
 

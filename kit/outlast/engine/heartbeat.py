@@ -5,6 +5,7 @@ busy database makes this worker look dead. A worker is dead when its counter did
 *this* process's monotonic time, in which this process itself wrote beats without an error; no wall clock decides.
 """
 
+import asyncio
 import logging
 import os
 import sys
@@ -38,6 +39,7 @@ class Listener(Protocol):
     def runs_recovered(self, lost: Sequence[Lost]) -> None: ...
     def stop_asked(self, runs: Sequence[Stopping]) -> None: ...
     def run_expired(self, ended: Cancelled) -> None: ...
+    def worker_left(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class _Seen:
 class LoopWatch:
     """When the event loop last showed that it runs."""
 
+    loop: asyncio.AbstractEventLoop
     thread: int
     stamp: float = field(default_factory=time.monotonic)
     warned: bool = False
@@ -58,7 +61,15 @@ class LoopWatch:
         self.stamp = time.monotonic()
         self.warned = False
 
+    @property
+    def over(self) -> bool:
+        """The loop was closed: nothing of this worker will ever run again."""
+        return self.loop.is_closed()
+
     def stalled_for(self) -> float:
+        """Return for how long the loop has been blocked. One that nobody runs, between two calls of its owner, is not."""
+        if not self.loop.is_running():
+            self.touch()
         return time.monotonic() - self.stamp
 
     def where(self) -> str:
@@ -102,7 +113,7 @@ class Heartbeat(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        while True:
+        while not self._watch.over:
             self._watch_loop()
             try:
                 self._round()
@@ -112,7 +123,23 @@ class Heartbeat(threading.Thread):
                 self._close_connection()
             if self._closing.wait(self._settings.beat):
                 break
+        if self._watch.over:
+            self._leave()
         self._close_connection()
+
+    def _leave(self) -> None:
+        """Give back what this worker has, since its loop was closed without it. If that fails, it is dead to the others."""
+        try:
+            connection = self._connection = self._connection or self._connect()
+            connection.begin()
+            workers.lock(connection, id=self.worker)
+            workers.deregister(connection, id=self.worker)
+            connection.commit()
+        except DatabaseError as error:
+            logger.warning("the event loop was closed, and its worker could not leave the store: %s", error)
+            self._rollback()
+        finally:
+            self._listener.worker_left()
 
     def _round(self) -> None:
         """One beat and one look around; a lost connection makes everything seen before worthless."""

@@ -5,7 +5,7 @@ row, then sessions by number, then invocations. Locks are statements of their ow
 see what was committed while it waited for a lock, so whatever depends on a lock must be a later statement.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -442,9 +442,9 @@ def _finish_row(number: int, epoch: int, outcome: Outcome) -> Row:
 def _answers(connection: Connection, batch: _Batch, operations: Sequence[Operation]) -> list[Answer]:
     """Put the answers in order. What the transaction did not do, and may have been done before, is looked up now."""
     accepted = iter(_accept_answers(connection, batch))
-    lost = _lost_leases(connection, batch)
-    parts = iter(batch.parts)
     finished = _finished(connection, batch)
+    lost = _lost_leases(connection, batch, finished)
+    parts = iter(batch.parts)
     released = tuple(number for (number,) in batch.released.rows()) if batch.released else ()
     answers: list[Answer] = []
     for operation in operations:
@@ -464,13 +464,17 @@ def _lost(number: int) -> LeaseLost:
     return LeaseLost(f"invocation {number} is no longer held by this attempt; nothing of this write was stored")
 
 
-def _lost_leases(connection: Connection, batch: _Batch) -> set[_Lease]:
-    """Return the leases that did not stand. When an event was not stored, or was there before, they are looked up."""
+def _lost_leases(connection: Connection, batch: _Batch, finished: Collection[int]) -> set[_Lease]:
+    """Return the leases that did not stand. When an event was not stored, or was there before, they are looked up.
+
+    One whose run ended with this transaction stood until then.
+    """
     lost = batch.asked - {(number, epoch) for number, epoch in batch.held.rows()} if batch.held else set()
     if batch.stored is not None and batch.stored.count() != sum([len(write.events) for write in batch.writes]):
         rest = {(write.number, write.epoch) for write in batch.writes} - batch.asked
         found = query(connection, _HELD, rows=Rows(_LEASE_COLUMNS, list(rest)), me=batch.me)
-        lost |= rest - {(number, epoch) for number, epoch in found}
+        ended = {(finish.number, finish.epoch) for finish in batch.finishes if finish.number in finished}
+        lost |= rest - {(number, epoch) for number, epoch in found} - ended
     return lost
 
 

@@ -47,7 +47,7 @@ class Hints:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._over:
             try:
                 with contextlib.closing(self._store.connect()) as connection:
                     if isinstance(connection, SQLiteConnection):
@@ -58,13 +58,17 @@ class Hints:
                 logger.debug("no hints for a while: %s", error)
                 self._closing.wait(RETRY_SECONDS)
 
+    @property
+    def _over(self) -> bool:
+        return self._closing.is_set() or self._loop.is_closed()
+
     def _tell(self, payload: str | None) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._changed, payload)
 
     def _watch(self, connection: SQLiteConnection) -> None:
         known = query(connection, _VERSION)
-        while not self._closing.wait(FAST_SECONDS if self._busy() else SLOW_SECONDS):
+        while not self._closing.wait(FAST_SECONDS if self._busy() else SLOW_SECONDS) and not self._over:
             if (version := query(connection, _VERSION)) != known:
                 known = version
                 self._tell(None)
@@ -72,6 +76,6 @@ class Hints:
     def _listen(self, connection: Connection) -> None:
         connection.listen()
         self._tell(None)
-        while not self._closing.is_set():
+        while not self._over:
             for payload in connection.notifications(SLOW_SECONDS):
                 self._tell(payload)

@@ -51,6 +51,7 @@ _CLAIM = Statement(
         SELECT q.number FROM {p}invocations q
         WHERE q.status = 'queued' AND q.ready AND q.suspect = (:suspect = 1)
             AND (:only = 0 OR q.number = :only)
+            AND q.number NOT IN (SELECT f.value FROM {values} f)
             AND q.agent IN (SELECT i.agent FROM {rows} i)
             AND (:per_principal = 0 OR :per_principal > (
                 SELECT count(*) FROM {p}invocations r
@@ -77,7 +78,7 @@ def claim(
     known: Sequence[int],
     only: int = 0,
 ) -> list[Invocation]:
-    """Lease up to `room` ready runs, of which at most `suspect_room` lost their last worker by a crash.
+    """Lease up to `room` ready runs that are not in `known`, of which at most `suspect_room` lost their last worker by a crash.
 
     Returns every run leased to `me` that is not in `known`: what this call claimed, and what an earlier call
     claimed whose answer was lost. `only` restricts the claim to one invocation's number.
@@ -90,8 +91,9 @@ def claim(
 
     def lease(room: int, *, suspect: bool = False) -> int:
         leased = connection.send(
-            _CLAIM, me=me, rows=input, suspect=int(suspect), room=room, per_principal=per_principal, only=only
-        )
+            _CLAIM, me=me, rows=input, suspect=int(suspect), room=room, per_principal=per_principal, only=only,
+            values=values(known),
+        )  # fmt: skip
         return len(leased.rows())
 
     if suspect_room:

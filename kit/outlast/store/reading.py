@@ -103,8 +103,9 @@ class Reader:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
     def close(self) -> None:
+        """Let the reads that are under way end; what waits for its turn, and what comes later, is refused."""
         self._closed = True
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)
         self._engine.dispose()
 
     async def _run(self, read: Callable[[PooledConnection], T], *, patient: bool = False) -> T:
@@ -112,7 +113,7 @@ class Reader:
         waited = False
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
+                return await self._in_thread(read)
             except StoreUnavailable as error:
                 if not patient or self._closed:
                     raise
@@ -121,8 +122,16 @@ class Reader:
                 waited = True
                 await asyncio.sleep(PATIENCE_SECONDS)
 
+    def _in_thread(self, read: Callable[[PooledConnection], T]) -> "asyncio.Future[T]":
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
+        except RuntimeError:  # there are no threads any more
+            raise _closed() from None
+
     def _read(self, read: Callable[[PooledConnection], T]) -> T:
         """Read once, and once more on a fresh connection when a pooled one turned out dead."""
+        if self._closed:
+            raise _closed()
         for last in (False, True):
             try:
                 with self._engine.connect() as connection:
@@ -422,6 +431,10 @@ class Reader:
             beats.c.counter, beats.c.stalled, beats.c.at,
         ).join(beats, beats.c.worker_id == workers.c.id).order_by(workers.c.started_at, workers.c.id)  # fmt: skip
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
+
+
+def _closed() -> StoreUnavailable:
+    return StoreUnavailable("the store is closed")
 
 
 def plenty(listed: Sequence[Invocation]) -> bool:

@@ -48,6 +48,7 @@ class Store:
         self.documents = DocumentChanges(self._call)
         self._engine = engine
         self._writer = writer
+        writer.abandoned = self.read.close
 
     @classmethod
     async def open(cls, url: str) -> "Store":

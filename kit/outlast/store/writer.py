@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from outlast.core import faults
@@ -33,6 +33,9 @@ LONGEST_RETRY_SECONDS = 1.0
 
 SOON_SECONDS = 0.005
 """How long what is written soon may wait for a write to go with."""
+
+LOOK_SECONDS = 2.0
+"""How often a writer that has nothing to do looks whether its loop was closed."""
 
 T = TypeVar("T")
 
@@ -90,6 +93,8 @@ class Writer:
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.me: str | None = None
+        self.abandoned: Callable[[], None] = lambda: None
+        """Called in the writer's thread when the loop was closed with the store open."""
         self._connection = connection
         self._loop = loop
         self._queue: SimpleQueue[_Item | _Stop] = SimpleQueue()
@@ -119,11 +124,13 @@ class Writer:
             while items:
                 items = self._round_or_errors(items)
         self._connection.close()
+        if self._loop.is_closed():
+            self.abandoned()
 
     def _take(self) -> tuple[list[_Item], bool]:
         items: list[_Item] = []
         room = BATCH_BYTES
-        next_ = self._queue.get()
+        next_ = self._first()
         while True:
             if isinstance(next_, _Stop):
                 return items, True
@@ -134,6 +141,15 @@ class Writer:
             if room <= 0:
                 return items, False
             next_ = self._queue.get()
+
+    def _first(self) -> _Item | _Stop:
+        """Wait for what is written next. Nobody can write any more when the loop was closed, with the store open."""
+        while True:
+            try:
+                return self._queue.get(timeout=LOOK_SECONDS)
+            except Empty:
+                if self._loop.is_closed():
+                    return _Stop()
 
     def _round_or_errors(self, items: list[_Item]) -> list[_Item]:
         """Do a round; whatever goes wrong in it, everybody gets an answer and the thread goes on."""
