@@ -385,6 +385,7 @@ async def test_a_run_that_nobody_living_began_is_begun_by_whoever_uses_its_sessi
     with pytest.raises(SessionBusy):  # whoever accepted it lives
         await chat.run("second")
     await store.deregister("w1")
+    await store.register(id="server", host="elsewhere", pid=1, lock_file=None, claims=["other"])
     await (chat.resume() if goes_on == "resume" else chat.run("second", wait=30))
     said = [("user", "first"), ("assistant", "Hi."), ("user", "second"), ("assistant", "Hi.")]
     assert await history(local) == said[: 2 if goes_on == "resume" else 4]
