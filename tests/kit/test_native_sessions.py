@@ -20,13 +20,14 @@ from outlast import Agent, DurableAgentServer, RunFailed, open_store
 from outlast.adapters import LocalStore
 from outlast.adapters.native import Delta, ProviderUnavailable, Stopped, TextDelta, ToolSpec, asking
 from outlast.core import faults
-from outlast.core.errors import InvalidRequest, SessionBusy
+from outlast.core.errors import InvalidRequest, SessionBusy, StoreUnavailable
 from outlast.core.records import Request
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, Role, StopReason
 from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
 from outlast.store import Store
+from outlast.store.reading import Reader
 from outlast.store.statements import DatabaseError, Lost, Refused
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillHarness
@@ -358,6 +359,29 @@ async def leave_queued(store: Store, *, began: bool) -> None:
     request = Request.of(principal="local", id=str(uuid.uuid4()), session_id="s", agent="agent", input="first")
     run = (await store.accept(request, lease=True)).invocation
     await store.hand_back(run.number, run.epoch, entered=began)
+
+
+async def test_a_database_that_cannot_be_read_for_a_moment_fails_no_run_that_goes_on(
+    store: Store, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave_queued(store, began=True)
+    run = await store.read.unfinished("local", "s")
+    assert run is not None
+    refused = set[str]()
+    read = Reader._read
+
+    def refuse_once(self: Reader, what: Callable[[Any], Any]) -> Any:
+        if self is not store.read and what.__qualname__ not in refused:
+            refused.add(what.__qualname__)
+            raise StoreUnavailable("away for a moment")
+        return read(self, what)
+
+    monkeypatch.setattr(Reader, "_read", refuse_once)
+    async with running(agents={"agent": Agent(ScriptedModel("Hi.")).handlers()}), asyncio.timeout(30):
+        while not (found := await store.read.invocation("local", run.id)) or not found.status.final:
+            await asyncio.sleep(0.05)
+    assert (found.status, found.error) == ("completed", None)
+    assert "Reader.events.<locals>.<lambda>" in refused
 
 
 @pytest.mark.parametrize("began", [True, False])

@@ -207,7 +207,9 @@ class Reader:
         )
         return await self._run(lambda connection: list(connection.execute(query).scalars()))
 
-    async def events(self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES) -> list[Event]:
+    async def events(
+        self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES, patient: bool = False
+    ) -> list[Event]:
         """Return the next events, up to `limit`, and not many more bytes of them than `max_bytes`; at least one."""
         query = (
             select(events.c.position, events.c.attempt, events.c.at, events.c.event)
@@ -218,7 +220,8 @@ class Reader:
         return await self._run(
             lambda connection: [
                 Event._make(row) for row in bounded.rows(connection, query, "event", max_bytes=max_bytes)
-            ]
+            ],
+            patient=patient,
         )
 
     async def last_position(self, number: int, *, patient: bool = False) -> int:
@@ -330,8 +333,8 @@ class Reader:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
-    async def session(self, principal: str, id: str) -> StoredSession | None:
-        return await self._run(lambda connection: conversations.read(connection, principal, id))
+    async def session(self, principal: str, id: str, *, patient: bool = False) -> StoredSession | None:
+        return await self._run(lambda connection: conversations.read(connection, principal, id), patient=patient)
 
     async def sessions(
         self,
