@@ -278,6 +278,17 @@ async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(st
                 await asyncio.sleep(0.05)
 
 
+async def test_a_program_that_blocks_its_loop_is_not_ended_by_a_store_in_process(
+    local: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    engine = await local.engine(Agent(ScriptedModel("Hi.")))
+    engine._watch.stamp -= 24 * 3600
+    time.sleep(engine.settings.beat + 0.5)  # noqa: ASYNC251 - blocking the loop is the case
+    assert (ended, engine.stalled) == ([], True)
+
+
 def talk_and_leave(local: LocalStore, *, begun: bool, id: str = "s") -> None:
     """Close an event loop, as `asyncio.run` does, in the middle of a run, or after one."""
     words = Script("One two three four five six", delay_seconds=0.2 if begun else 0)
