@@ -10,7 +10,7 @@ psycopg = pytest.importorskip("psycopg")
 from outlast.core.errors import StoreError
 from outlast.core.records import Outcome, Request, Status
 from outlast.store import Store
-from outlast.store.postgres import PostgresConnection
+from outlast.store.postgres import CONNECT_ARGUMENTS, PostgresConnection
 from outlast.store.statements import DatabaseError, Statement, query
 from outlast.testing.postgres import PostgresServer
 
@@ -91,6 +91,15 @@ async def test_connections_that_the_server_ended_while_idle_are_replaced(postgre
         assert admin.execute("SELECT count(pg_terminate_backend(pid)) " + others).fetchone() >= (2,)
     second = (await store.accept(make_request(), lease=False)).invocation
     assert await store.read.invocation(second.principal, second.id)
+    await store.close()
+
+
+async def test_reads_notice_a_host_that_vanished_as_soon_as_writes_do(postgres_url: str) -> None:
+    more = "&" if "?" in postgres_url else "?"
+    store = await Store.open(f"{postgres_url}{more}keepalives_count=7")
+    found = await store.read._run(lambda connection: connection.connection.dbapi_connection.info.get_parameters())  # type: ignore[union-attr]
+    asked = {name: str(value) for name, value in CONNECT_ARGUMENTS.items() if name != "client_encoding"}
+    assert {name: found.get(name) for name in asked} == asked | {"keepalives_count": "7"}
     await store.close()
 
 

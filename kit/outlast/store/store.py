@@ -200,6 +200,8 @@ def _warn_of_weak_commits(engine: Engine) -> None:
 def _engine(url: StoreURL) -> Engine:
     options: dict[str, Any] = {"pool_size": READERS, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT_SECONDS}
     try:
+        if not url.is_sqlite:
+            options["connect_args"] = _connect_arguments(url)
         engine = create_engine(url.sqlalchemy, isolation_level="AUTOCOMMIT", **options)
     except ModuleNotFoundError as error:
         raise StoreSetupError("PostgreSQL needs its driver: pip install 'outlast[postgres]'") from error
@@ -218,6 +220,13 @@ def _engine(url: StoreURL) -> Engine:
         sqlite.prepare(connection, durable=url.durable)
 
     return engine
+
+
+def _connect_arguments(url: StoreURL) -> dict[str, Any]:
+    """Return what every connection is made with where the URL does not say otherwise."""
+    from outlast.store.postgres import CONNECT_ARGUMENTS
+
+    return {name: value for name, value in CONNECT_ARGUMENTS.items() if name not in url.sqlalchemy.query}
 
 
 def _meaning(url: StoreURL) -> Callable[[Exception], type[DatabaseError]]:
