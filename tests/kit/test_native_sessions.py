@@ -20,13 +20,14 @@ from outlast import Agent, DurableAgentServer, RunFailed, open_store
 from outlast.adapters import LocalStore
 from outlast.adapters.native import Delta, ProviderUnavailable, Stopped, TextDelta, ToolSpec, asking
 from outlast.core import faults
-from outlast.core.errors import InvalidRequest, SessionBusy
+from outlast.core.errors import InvalidRequest, SessionBusy, StoreUnavailable
 from outlast.core.records import Request
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, Role, StopReason
 from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
 from outlast.store import Store
+from outlast.store.reading import Reader
 from outlast.store.statements import DatabaseError, Lost, Refused
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillHarness
@@ -295,6 +296,17 @@ async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(st
                 await asyncio.sleep(0.05)
 
 
+async def test_a_program_that_blocks_its_loop_is_not_ended_by_a_store_in_process(
+    local: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    engine = await local.engine(Agent(ScriptedModel("Hi.")))
+    engine._watch.stamp -= 24 * 3600
+    time.sleep(engine.settings.beat + 0.5)  # noqa: ASYNC251 - blocking the loop is the case
+    assert (ended, engine.stalled) == ([], True)
+
+
 def talk_and_leave(local: LocalStore, *, begun: bool, id: str = "s") -> None:
     """Close an event loop, as `asyncio.run` does, in the middle of a run, or after one."""
     words = Script("One two three four five six", delay_seconds=0.2 if begun else 0)
@@ -378,6 +390,29 @@ async def leave_queued(store: Store, *, began: bool) -> None:
     await store.hand_back(run.number, run.epoch, entered=began)
 
 
+async def test_a_database_that_cannot_be_read_for_a_moment_fails_no_run_that_goes_on(
+    store: Store, running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave_queued(store, began=True)
+    run = await store.read.unfinished("local", "s")
+    assert run is not None
+    refused = set[str]()
+    read = Reader._read
+
+    def refuse_once(self: Reader, what: Callable[[Any], Any]) -> Any:
+        if self is not store.read and what.__qualname__ not in refused:
+            refused.add(what.__qualname__)
+            raise StoreUnavailable("away for a moment")
+        return read(self, what)
+
+    monkeypatch.setattr(Reader, "_read", refuse_once)
+    async with running(agents={"agent": Agent(ScriptedModel("Hi.")).handlers()}), asyncio.timeout(30):
+        while not (found := await store.read.invocation("local", run.id)) or not found.status.final:
+            await asyncio.sleep(0.05)
+    assert (found.status, found.error) == ("completed", None)
+    assert "Reader.events.<locals>.<lambda>" in refused
+
+
 @pytest.mark.parametrize("began", [True, False])
 async def test_a_message_in_process_does_not_end_what_a_living_server_will_run(
     store: Store, local: LocalStore, began: bool
@@ -403,6 +438,7 @@ async def test_a_run_that_nobody_living_began_is_begun_by_whoever_uses_its_sessi
     with pytest.raises(SessionBusy):  # whoever accepted it lives
         await chat.run("second")
     await store.deregister("w1")
+    await store.register(id="server", host="elsewhere", pid=1, lock_file=None, claims=["other"])
     await (chat.resume() if goes_on == "resume" else chat.run("second", wait=30))
     said = [("user", "first"), ("assistant", "Hi."), ("user", "second"), ("assistant", "Hi.")]
     assert await history(local) == said[: 2 if goes_on == "resume" else 4]

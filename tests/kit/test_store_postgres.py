@@ -2,17 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 psycopg = pytest.importorskip("psycopg")
 
-from outlast.core.errors import StoreError
+from outlast.core.errors import StoreError, StoreUnavailable
 from outlast.core.records import Outcome, Request, Status
-from outlast.store import Store
-from outlast.store.postgres import PostgresConnection
+from outlast.engine import AgentHandlers, Engine, EngineSettings
+from outlast.store import Store, reading, writer
+from outlast.store.postgres import CONNECT_ARGUMENTS, PostgresConnection
 from outlast.store.statements import DatabaseError, Statement, query
 from outlast.testing.postgres import PostgresServer
+from outlast.testing.proxy import FaultProxy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 
@@ -92,6 +97,38 @@ async def test_connections_that_the_server_ended_while_idle_are_replaced(postgre
     second = (await store.accept(make_request(), lease=False)).invocation
     assert await store.read.invocation(second.principal, second.id)
     await store.close()
+
+
+async def test_reads_notice_a_host_that_vanished_as_soon_as_writes_do(postgres_url: str) -> None:
+    more = "&" if "?" in postgres_url else "?"
+    store = await Store.open(f"{postgres_url}{more}keepalives_count=7")
+    found = await store.read._run(lambda connection: connection.connection.dbapi_connection.info.get_parameters())  # type: ignore[union-attr]
+    asked = {name: str(value) for name, value in CONNECT_ARGUMENTS.items() if name != "client_encoding"}
+    assert {name: found.get(name) for name in asked} == asked | {"keepalives_count": "7"}
+    await store.close()
+
+
+@pytest.mark.slow
+async def test_a_worker_leaves_also_while_its_database_does_not_answer(
+    postgres_url: str, quick: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(reading, "CLOSE_SECONDS", 0.5)
+    address = make_url(postgres_url)
+    assert address.host is not None and address.port is not None
+    with FaultProxy(address.host, address.port) as proxy:
+        store = await Store.open(proxy.url(postgres_url))
+        engine = Engine(store, {"a": AgentHandlers(lambda context: None)}, replace(quick, accept_timeout=0.5))
+        await engine.start()
+        proxy.freeze()
+        late: list[asyncio.Future[Any]] = [store.notify("1"), asyncio.create_task(store.read.workers())]
+        async with asyncio.timeout(60):
+            await engine.stop()
+            await store.close()
+            for one in late:
+                with pytest.raises(StoreUnavailable):
+                    await one
+        proxy.thaw()
 
 
 async def test_what_is_too_large_for_the_database_fails_alone(

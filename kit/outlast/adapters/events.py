@@ -60,7 +60,7 @@ class LogSummary:
 async def summarise(store: Store, number: int) -> LogSummary:
     """Read what a run has in its log."""
     summary, after = LogSummary(), 0
-    while page := await store.read.events(number, after=after, limit=PAGE):
+    while page := await store.read.events(number, after=after, limit=PAGE, patient=True):
         after = page[-1].position
         for entry in page:
             if '"type":"agent.' in entry.text:

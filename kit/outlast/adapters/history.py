@@ -74,7 +74,9 @@ class History:
     async def newest_items(self, page: int) -> AsyncIterator[Any]:
         """Give the contents of the items, the newest first; `page` is how many are read at once."""
         before: int | None = None
-        while found := await self._store.read.items(self.scope, after=before, newest_first=True, limit=page):
+        while found := await self._store.read.items(
+            self.scope, after=before, newest_first=True, limit=page, patient=True
+        ):
             for one in found:
                 yield jsontext.decode(one.item)
             before = found[-1].position

@@ -1,6 +1,7 @@
 """Durable runs in a process of the user's own: the engine with one worker and no HTTP."""
 
 import asyncio
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ class LocalStore:
     def __init__(self, url: str, settings: EngineSettings | None = None) -> None:
         self.url = url
         self._place = _folder_of(self) if url == "memory" else url
-        self._settings = settings or EngineSettings(claims=False)
+        # The process is the user's own: whoever waits for `input()` blocks the loop and must not be ended for it.
+        self._settings = settings or EngineSettings(claims=False, stall_exit=math.inf)
         self._opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 

@@ -83,6 +83,6 @@ async def _of_this_run() -> tuple[MemoryStore, str]:
     context = run.context
     session = None
     if context.session_id is not None:
-        session = await context.store.read.session(context.principal, context.session_id)
+        session = await context.store.read.session(context.principal, context.session_id, patient=True)
     actor = context.principal if session is None else session.actor_id
     return MemoryStore(context.store, principal=context.principal), actor

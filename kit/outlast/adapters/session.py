@@ -207,7 +207,8 @@ class ChatSession:
         takers = [
             worker
             for worker in await store.read.workers()
-            if worker.takes(run.agent) or (run.attempt == 0 and worker.id != store.worker)
+            if worker.takes(run.agent)
+            or (run.attempt == 0 and worker.id != store.worker and worker.may_have_accepted(run.agent))
         ]
         return not any(_may_live(worker) for worker in takers)
 

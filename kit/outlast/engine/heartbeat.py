@@ -110,7 +110,11 @@ class Heartbeat(threading.Thread):
     def close(self) -> None:
         """Stop beating and wait for the thread."""
         self._closing.set()
-        self.join()
+        self.join(self._settings.accept_timeout)
+        while self.is_alive():
+            if (connection := self._connection) is not None:
+                connection.interrupt()
+            self.join(1.0)
 
     def run(self) -> None:
         while not self._watch.over:

@@ -8,8 +8,10 @@ statement of a pipeline by itself, which makes the server work on each alone and
 import contextlib
 import itertools
 import logging
+import os
 import re
 import select
+import socket
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -184,6 +186,12 @@ def is_pooled(connection: "psycopg.Connection[Any]") -> bool:
     return backend != (connection.info.backend_pid,)
 
 
+def interrupt(connection: "psycopg.Connection[Any]") -> None:
+    """End, from another thread, what waits for the server; never raises."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
 class PostgresConnection:
     """One connection to PostgreSQL; for `pooled` see `is_pooled`."""
 
@@ -307,6 +315,9 @@ class PostgresConnection:
     def reconnect(self) -> None:
         self.close()
         self._connect()
+
+    def interrupt(self) -> None:
+        interrupt(self._connection)
 
     def listen(self) -> None:
         if self.pooled:

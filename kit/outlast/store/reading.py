@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import Engine, Select, Text, and_, func, literal_column, or_, select
@@ -41,6 +43,7 @@ from outlast.store.parts import Pages
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
+from outlast.store.writer import CLOSE_SECONDS
 
 logger = logging.getLogger("outlast.store")
 
@@ -95,9 +98,15 @@ class Tails:
 class Reader:
     """Every read of the store."""
 
-    def __init__(self, engine: Engine, meaning: Callable[[Exception], type[DatabaseError]]) -> None:
-        """`meaning` says of an error of the driver whether the same read may succeed later."""
-        self._engine, self._meaning = engine, meaning
+    def __init__(
+        self, engine: Engine, meaning: Callable[[Exception], type[DatabaseError]], interrupt: Callable[[], None]
+    ) -> None:
+        """`meaning` says of an error of the driver whether the same read may succeed later.
+
+        `interrupt` ends what waits for a database that does not answer.
+        """
+        self._engine, self._meaning, self._interrupt = engine, meaning, interrupt
+        self._reading: WeakSet[Future[Any]] = WeakSet()
         self._closed = False
         self._pages = Pages()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
@@ -105,6 +114,11 @@ class Reader:
     def close(self) -> None:
         """Let the reads that are under way end; what waits for its turn, and what comes later, is refused."""
         self._closed = True
+        self._threads.shutdown(wait=False)
+        patience = CLOSE_SECONDS
+        while wait_for_all(list(self._reading), timeout=patience).not_done:
+            self._interrupt()
+            patience = 1.0
         self._threads.shutdown(wait=True)
         self._engine.dispose()
 
@@ -124,15 +138,17 @@ class Reader:
 
     def _in_thread(self, read: Callable[[PooledConnection], T]) -> "asyncio.Future[T]":
         try:
-            return asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
+            reading = self._threads.submit(self._read, read)
+            self._reading.add(reading)
+            return asyncio.wrap_future(reading)
         except RuntimeError:  # there are no threads any more
             raise _closed() from None
 
     def _read(self, read: Callable[[PooledConnection], T]) -> T:
         """Read once, and once more on a fresh connection when a pooled one turned out dead."""
-        if self._closed:
-            raise _closed()
         for last in (False, True):
+            if self._closed:
+                raise _closed()
             try:
                 with self._engine.connect() as connection:
                     return read(connection)
@@ -207,7 +223,9 @@ class Reader:
         )
         return await self._run(lambda connection: list(connection.execute(query).scalars()))
 
-    async def events(self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES) -> list[Event]:
+    async def events(
+        self, number: int, *, after: int, limit: int, max_bytes: int = EVENTS_BYTES, patient: bool = False
+    ) -> list[Event]:
         """Return the next events, up to `limit`, and not many more bytes of them than `max_bytes`; at least one."""
         query = (
             select(events.c.position, events.c.attempt, events.c.at, events.c.event)
@@ -218,7 +236,8 @@ class Reader:
         return await self._run(
             lambda connection: [
                 Event._make(row) for row in bounded.rows(connection, query, "event", max_bytes=max_bytes)
-            ]
+            ],
+            patient=patient,
         )
 
     async def last_position(self, number: int, *, patient: bool = False) -> int:
@@ -330,8 +349,8 @@ class Reader:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
-    async def session(self, principal: str, id: str) -> StoredSession | None:
-        return await self._run(lambda connection: conversations.read(connection, principal, id))
+    async def session(self, principal: str, id: str, *, patient: bool = False) -> StoredSession | None:
+        return await self._run(lambda connection: conversations.read(connection, principal, id), patient=patient)
 
     async def sessions(
         self,

@@ -170,6 +170,9 @@ class SQLiteConnection:
         self.close()
         self._connection = self._open()
 
+    def interrupt(self) -> None:
+        pass  # no wait is without an end
+
     def notify(self, payload: str) -> None:
         pass
 

@@ -177,6 +177,9 @@ class Connection(Protocol):
     def reconnect(self) -> None:
         """Close and open again."""
 
+    def interrupt(self) -> None:
+        """Called from another thread: what waits for a database that does not answer is Lost; never raises."""
+
     def notify(self, payload: str) -> None:
         """Send a hint to the other processes, outside any transaction; a no-op where commits can be watched."""
 

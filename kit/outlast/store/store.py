@@ -1,11 +1,13 @@
 """The store: every verb that reads or writes the database. No row and no connection leaves this package."""
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -41,7 +43,7 @@ class Store:
 
     def __init__(self, url: StoreURL, engine: Engine, writer: Writer) -> None:
         self.url = url
-        self.read = Reader(engine, _meaning(url))
+        self.read = Reader(engine, _meaning(url), _interrupter(url, engine))
         self.sessions = SessionChanges(self._call)
         self.memories = MemoryChanges(self._call)
         self.threads = ThreadChanges(self._call)
@@ -200,6 +202,8 @@ def _warn_of_weak_commits(engine: Engine) -> None:
 def _engine(url: StoreURL) -> Engine:
     options: dict[str, Any] = {"pool_size": READERS, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT_SECONDS}
     try:
+        if not url.is_sqlite:
+            options["connect_args"] = _connect_arguments(url)
         engine = create_engine(url.sqlalchemy, isolation_level="AUTOCOMMIT", **options)
     except ModuleNotFoundError as error:
         raise StoreSetupError("PostgreSQL needs its driver: pip install 'outlast[postgres]'") from error
@@ -218,6 +222,30 @@ def _engine(url: StoreURL) -> Engine:
         sqlite.prepare(connection, durable=url.durable)
 
     return engine
+
+
+def _interrupter(url: StoreURL, engine: Engine) -> Callable[[], None]:
+    """Return what ends every wait for the database of an engine's connections."""
+    if url.is_sqlite:
+        return lambda: None
+    from outlast.store import postgres
+
+    used: WeakSet[Any] = WeakSet()
+    event.listen(engine, "checkout", lambda connection, *_: used.add(connection))
+
+    def interrupt() -> None:
+        with contextlib.suppress(RuntimeError):  # one was added meanwhile; whoever waits interrupts again
+            for connection in used:
+                postgres.interrupt(connection)
+
+    return interrupt
+
+
+def _connect_arguments(url: StoreURL) -> dict[str, Any]:
+    """Return what every connection is made with where the URL does not say otherwise."""
+    from outlast.store.postgres import CONNECT_ARGUMENTS
+
+    return {name: value for name, value in CONNECT_ARGUMENTS.items() if name not in url.sqlalchemy.query}
 
 
 def _meaning(url: StoreURL) -> Callable[[Exception], type[DatabaseError]]:

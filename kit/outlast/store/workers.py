@@ -71,6 +71,10 @@ class WorkerRow:
         """Say whether this worker takes queued runs of an agent by itself."""
         return agent in jsontext.decode(self.claims)
 
+    def may_have_accepted(self, agent: str) -> bool:
+        """Say whether a run of an agent may be its own. One that takes runs by itself takes those of all its agents."""
+        return self.claims == "[]" or self.takes(agent)
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:

@@ -31,6 +31,9 @@ AGAIN_SECONDS = 0.005
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 
+CLOSE_SECONDS = 10.0
+"""How long a database that does not answer is waited for when the store is closed."""
+
 SOON_SECONDS = 0.005
 """How long what is written soon may wait for a write to go with."""
 
@@ -115,7 +118,13 @@ class Writer:
         """Write what waits, then stop. While the database is away, what waits fails with StoreUnavailable."""
         self._closing.set()
         self._queue.put(_Stop())
-        await self._loop.run_in_executor(None, self._thread.join)
+        await self._loop.run_in_executor(None, self._end)
+
+    def _end(self) -> None:
+        self._thread.join(CLOSE_SECONDS)
+        while self._thread.is_alive():
+            self._connection.interrupt()
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         stopped = False
