@@ -73,6 +73,14 @@ class WrappedGraph:
             # LangGraph 1.2 cannot read subgraphs when one of them has checkpointer=False.
             return await self.guarded.aget_state(config)
 
+    async def values_at(self, config: RunnableConfig, namespace: str) -> Mapping[str, Any]:
+        """Return what the channels of a namespace hold."""
+        saver = self.guarded.checkpointer
+        assert isinstance(saver, RunSaver)
+        at = {**config["configurable"], "checkpoint_ns": namespace}
+        found = await saver.aget_tuple({**config, "configurable": at})
+        return {} if found is None else found.checkpoint["channel_values"]
+
     def point(self, snapshot: StateSnapshot) -> ResumePoint:
         """Return the resume point of a state. Raise AgentResumeError with the reason when there is none."""
         key = self.messages_key or "messages"

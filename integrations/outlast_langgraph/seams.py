@@ -7,13 +7,18 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from itertools import count
+from typing import Any, cast
 
-from langchain_core.runnables import Runnable, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
+from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD
 from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._scratchpad import PregelScratchpad
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
 from langgraph.constants import START
 from langgraph.prebuilt import ToolNode
@@ -22,18 +27,22 @@ from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
 
-from outlast_langgraph import saver, tools
+from outlast.adapters.journal import ToolCall
+from outlast.adapters.run import Run
+from outlast_langgraph import places, saver, tools
 
 PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_func", "_afunc", "_execute_tool_sync")),
     (PregelNode, ("copy",)),
     (Pregel, ("copy", "aget_state", "aupdate_state", "astream")),
     (RunnableCallable, ("invoke", "ainvoke")),
+    (BaseTool, ("run", "arun", "_filter_injected_args")),
 )
 PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_wrap_tool_call", "_awrap_tool_call", "_messages_key")),
     (PregelNode, ("bound", "subgraphs")),
 )
+_SCRATCHPAD_FIELD = "subgraph_counter"
 
 _MARK = "_outlast_guarded"
 
@@ -52,6 +61,8 @@ def check() -> None:
         for name in names
         if not hasattr(sample[owner], name)
     ]
+    if _SCRATCHPAD_FIELD not in PregelScratchpad.__dataclass_fields__:
+        missing.append(f"PregelScratchpad.{_SCRATCHPAD_FIELD}")
     missing += [f"channel {name}" for name in (saver.RESUME, saver.INTERRUPT) if name not in WRITES_IDX_MAP]
     if missing:
         raise UnknownLangGraph(
@@ -78,6 +89,7 @@ def instrument(
     The graph itself stays as it is, except that tool nodes and graphs which its functions hold are guarded in place:
     no copy can reach them. Without a run they behave as before.
     """
+    see_tools()
     made = Instrumented(graph)
     made.graph = _copied(
         graph, {"checkpointer": checkpointer, "store": store if graph.store is None else graph.store}, made, ""
@@ -184,6 +196,74 @@ Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
 
+# Tools, wherever they run -----------------------------------------------------------------------------------------
+
+
+def see_tools() -> None:
+    """Have every tool that runs in a run pass by the journal; outside of runs tools are as they were."""
+    if not getattr(BaseTool.run, _MARK, False):
+        BaseTool.run = _seen(BaseTool.run)  # type: ignore[method-assign]
+        BaseTool.arun = _aseen(BaseTool.arun)  # type: ignore[method-assign]
+
+
+def _seen(original: Callable[..., Any]) -> Any:
+    @wraps(original)
+    def run(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        observer, call_id = saver.observer_of(config), options.get("tool_call_id")
+        if observer is None:
+            return original(tool, tool_input, *arguments, **options)
+
+        def body(call: ToolCall) -> Any:
+            with tools.of_call(None):
+                return original(tool, tool_input, *arguments, **options, config=_inside(config, call))
+
+        options.pop("config", None)
+        if (call := tools.call_under_way(call_id)) is not None:
+            return body(call)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        return called.run_in_thread(lambda: body(called.call))
+
+    setattr(run, _MARK, True)
+    return run
+
+
+def _aseen(original: Callable[..., Awaitable[Any]]) -> Any:
+    @wraps(original)
+    async def arun(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        observer, call_id = saver.observer_of(config), options.get("tool_call_id")
+        if observer is None:
+            return await original(tool, tool_input, *arguments, **options)
+
+        async def body(call: ToolCall) -> Any:
+            with tools.of_call(None):
+                return await original(tool, tool_input, *arguments, **options, config=_inside(config, call))
+
+        options.pop("config", None)
+        if (call := tools.call_under_way(call_id)) is not None:
+            return await body(call)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        return await called.run(lambda: body(called.call))
+
+    return arun
+
+
+def _arguments(tool: BaseTool, given: Any) -> Any:
+    """Return the arguments of a tool without those that LangChain puts in."""
+    return tool._filter_injected_args(given) if isinstance(given, dict) else given
+
+
+def _inside(config: RunnableConfig, call: ToolCall) -> RunnableConfig:
+    """Return a config in which the graphs that a tool runs are numbered from the call's own number."""
+    configurable = config.get("configurable") or {}
+    scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
+    if not isinstance(scratchpad, PregelScratchpad):
+        return config
+    own = replace(scratchpad, subgraph_counter=count(places.first_graph(call)).__next__)
+    return cast(RunnableConfig, {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: own}})
+
+
 def _sync_wrapper(node: ToolNode, inner: Callable[[ToolCallRequest, Handler], Any] | None) -> Any:
     def wrap(request: ToolCallRequest, handler: Handler) -> Any:
         run = tools.current_run()
@@ -193,7 +273,9 @@ def _sync_wrapper(node: ToolNode, inner: Callable[[ToolCallRequest, Handler], An
 
         if run is None:
             return body()
-        return tools.guarded_in_thread(run, tools.call_of(request, node._messages_key, run), body)
+        call = tools.call_of(request, node._messages_key, run)
+        with tools.of_call(call):
+            return tools.guarded_in_thread(run, call, body, again=_inner_state(run, call, request))
 
     return wrap
 
@@ -215,9 +297,15 @@ def _async_wrapper(
 
         if run is None:
             return await body()
-        return await tools.guarded(run, tools.call_of(request, node._messages_key, run), body)
+        call = tools.call_of(request, node._messages_key, run)
+        with tools.of_call(call):
+            return await tools.guarded(run, call, body, again=_inner_state(run, call, request))
 
     return wrap
+
+
+def _inner_state(run: Run, call: ToolCall, request: ToolCallRequest) -> tools.Again:
+    return lambda: tools.has_inner_state(run, call, request.runtime.config)
 
 
 def _sync_execution(node: ToolNode) -> Handler:
@@ -252,6 +340,11 @@ def answers_calls(node: PregelNode | None) -> bool:
         or any(isinstance(value, ToolNode) for value in _held(node.bound))
         or bool(node.subgraphs)
     )
+
+
+def answers_calls_itself(node: PregelNode | None) -> bool:
+    """Say whether a node does nothing but run tools behind the journal, or another graph."""
+    return node is not None and (isinstance(node.bound, Pregel) or holds_tool_node(node.bound))
 
 
 def holds_tool_node(body: Any) -> bool:

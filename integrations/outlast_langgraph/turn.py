@@ -6,7 +6,7 @@ at once cannot be continued, and the run fails with a sentence that says so.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -15,7 +15,6 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.constants import END, START
-from langgraph.runtime import get_runtime
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
@@ -24,9 +23,10 @@ from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
 from outlast.adapters.run import EFFECT, Place, Run
 from outlast.core.errors import AgentResumeError, RunFailed
-from outlast.core.records import CallState
+from outlast.core.jsontext import decode, fingerprint
+from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
-from outlast_langgraph import asking, seams
+from outlast_langgraph import asking, places, seams
 from outlast_langgraph.graph import GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
@@ -40,7 +40,8 @@ from outlast_langgraph.messages import (
 )
 from outlast_langgraph.observer import Observer
 from outlast_langgraph.saver import OBSERVER, OBSERVERS, RUN_KEY, Stopped, answers_key, asked_key
-from outlast_langgraph.tools import Backstop, message_of
+from outlast_langgraph.tools import LOOP, TASK, message_of
+from outlast_langgraph.watch import Watch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,16 +71,20 @@ class LangGraphTurn:
         self._key = graph.messages_key or "messages"
         self._observer = Observer(run)
         self._observer.answering = isinstance(input, Answers)
+        self._heads: Sequence[str] = ()
         run_key = uuid.uuid4().hex
         OBSERVERS[run_key] = self._observer
         OBSERVER.set(self._observer)
         context = run.context
-        run.place = _place
+        run.place = self._place
         self._config: RunnableConfig = {
             "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
-            "callbacks": [Backstop(run, self._observer.told)],
+            "callbacks": [Watch(self._observer)],
             "metadata": {"invocation_id": context.invocation_id},
         }
+
+    def _place(self) -> Place:
+        return places.place(self._observer.steady, get_config())
 
     # What the history says ------------------------------------------------------------------------------------------
 
@@ -160,6 +165,7 @@ class LangGraphTurn:
             return await self._result(snapshot)
         if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
             return await self._result(snapshot)
+        self._heads = await self._run.history.heads()
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -245,9 +251,17 @@ class LangGraphTurn:
         return open_calls(messages_of(at.values, self._key)) if at.values else None
 
     def _may_enter(self, at: StateSnapshot) -> bool:
-        """Say whether the node that answers the open calls can be entered again without running a tool."""
+        """Say whether the node that answers the open calls can be entered again without running a tool.
+
+        One in which other graphs have a state is entered, so that they go on.
+        """
         nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
-        return any(seams.answers_calls(nodes.get(task.name)) for task in at.tasks if not task.result)
+        open_tasks = [task for task in at.tasks if not task.result]
+        return any(seams.answers_calls(nodes.get(task.name)) for task in open_tasks) or any(
+            head.startswith(f"{_task_name(at, task)}|") or head == _task_name(at, task)
+            for task in open_tasks
+            for head in self._heads
+        )
 
     async def _answer_for(self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED) -> None:
         """Write the answers in the name of the node that would have run the tools."""
@@ -268,10 +282,8 @@ class LangGraphTurn:
         self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED
     ) -> list[ToolMessage]:
         """One result for each open call: the journal's, where it has one; that nobody approved it, where it was asked."""
-        known, undecided = {row.key for row in await self._run.journal.rows()}, await self._run.history.undecided()
-        proven, answers = self._is_proven(at), []
-        for call in opened.calls:
-            call = next((noted for noted in self._by_backstop(at, call) if noted.key in known), call)
+        undecided, proven, answers = await self._run.history.undecided(), self._is_proven(at), []
+        for call in self._as_noted(at, opened.calls, await self._run.journal.rows()):
             self._observer.told.add(call.call_id)
             if (answer := asking.unapproved(undecided, call)) is not None:
                 answers.append(message_of(call, await self._run.journal.decided(call, answer)))
@@ -280,11 +292,15 @@ class LangGraphTurn:
             answers.append(message_of(call, outcome))
         return answers
 
-    def _by_backstop(self, at: StateSnapshot, call: ToolCall) -> Iterator[ToolCall]:
-        """Name a call as the backstop does in the open tasks."""
-        above = f"{_namespace(at)}|" if _namespace(at) else ""
-        for task in at.tasks:
-            yield replace(call, key=f"task:{above}{task.name}:{task.id}:{call.call_id}")
+    def _as_noted(self, at: StateSnapshot, calls: Sequence[ToolCall], rows: Sequence[Call]) -> Iterator[ToolCall]:
+        """Name calls as they are noted where their tools ran: in an open task, by their ids or by what they ask for."""
+        here = tuple(f"{TASK}{_task_name(at, task)}:" for task in at.tasks)
+        noted = [row for row in rows if row.key.startswith(here)]
+        for call in calls:
+            alike = [row for row in noted if _is_of(row, call)]
+            if alike:
+                noted.remove(alike[0])
+            yield replace(call, key=alike[0].key) if alike else call
 
     def _is_proven(self, at: StateSnapshot) -> bool:
         """Say whether the tools of the open calls could run through the journal only."""
@@ -294,31 +310,46 @@ class LangGraphTurn:
 
     async def _refuse_lost(self, snapshot: StateSnapshot) -> None:
         """Refuse where tools would run again and nothing could stop it."""
-        mine = [row for row in await self._run.journal.rows() if row.invocation_number == self._run.context.lease[0]]
-        known, entered = set[str](), list[PregelTask]()
+        rows = await self._run.journal.rows()
+        mine = [row for row in rows if row.invocation_number == self._run.context.lease[0]]
+        looping = {row.key.removeprefix(LOOP) for row in rows if row.key.startswith(LOOP)}
+        known, entered = set[str](), set[str]()
         for at in _deep(snapshot):
             known.update(message.id or "" for message in messages_of(at.values, self._key) if at.values)
-            if self._open_of(at) is None:
+            if self._open_of(at) is None or self._may_enter(at):
                 nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
-                entered += [
-                    task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
-                ]
-        for row in mine:
-            if row.state not in (CallState.STARTED, CallState.DONE) or row.key.startswith(EFFECT):
-                continue
-            if row.key.startswith("task:"):
-                if any(task.id in row.key for task in entered):
-                    raise RunFailed(
-                        "cannot_recover",
-                        f"a node of the graph runs tools and the model by itself, and the tool {row.name!r} had started "
-                        "there: entering it again would run tools twice. Use a ToolNode, or send a new message",
-                    )
-            elif row.key.rpartition(":")[0] not in known:
+                entered.update(
+                    _task_name(at, task)
+                    for task in at.tasks
+                    if not task.result and not seams.answers_calls_itself(nodes.get(task.name))
+                )
+        lost = [row for row in mine if row.state in (CallState.STARTED, CallState.DONE) and _is_call(row)]
+        for row in lost:
+            if row.key.startswith(tuple(f"{TASK}{place}:" for place in entered & looping)):
+                raise RunFailed(
+                    "cannot_recover",
+                    f"a node of the graph runs tools and the model by itself, and the tool {row.name!r} had started "
+                    "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
+                )
+        unknown = [row for row in lost if not row.key.startswith(TASK) and _answer_of(row) not in known]
+        if unknown:
+            known = await self._said_inside(entered)
+        for row in unknown:
+            if _answer_of(row) not in known:
                 raise RunFailed(
                     "cannot_recover",
                     f"the tool {row.name!r} ran for a model answer that no checkpoint holds (a subgraph with "
                     "checkpointer=False, or one the graph reaches in a way that cannot be seen)",
                 )
+
+    async def _said_inside(self, entered: Collection[str]) -> set[str]:
+        """Return the ids of the messages in graphs that tasks run and that the state of the graph does not show."""
+        known = set[str]()
+        for head in self._heads:
+            if any(head == task or head.startswith(f"{task}|") for task in entered):
+                values = await self._graph.values_at(self._config, head)
+                known.update(str(message.id) for value in values.values() for message in messages_of({"": value}, ""))
+        return known
 
     # Close ----------------------------------------------------------------------------------------------------------
 
@@ -415,14 +446,34 @@ class LangGraphTurn:
         return list(messages[start + 1 :])
 
 
-def _place() -> Place:
-    """Say which task of the graph is running: its id is the same in every attempt, and in a run that brings answers."""
-    task = get_config().get("metadata", {}).get("langgraph_checkpoint_ns", "")
-    return Place(str(task), getattr(getattr(get_runtime(), "execution_info", None), "node_attempt", 1))
-
-
 def _invocation(snapshot: StateSnapshot) -> object:
     return (snapshot.metadata or {}).get("invocation_id")
+
+
+def _task_name(at: StateSnapshot, task: PregelTask) -> str:
+    """Name a task as its code does, which sees it in its config."""
+    above = _namespace(at)
+    return f"{above}|{task.name}:{task.id}" if above else f"{task.name}:{task.id}"
+
+
+def _is_call(row: Call) -> bool:
+    return not row.key.startswith((EFFECT, LOOP))
+
+
+def _answer_of(row: Call) -> str:
+    """Return the id of the model answer that asked for a call."""
+    return row.key.rpartition(":")[0]
+
+
+def _is_of(row: Call, call: ToolCall) -> bool:
+    """Say whether a row is of a call. Tools that are called without an id are known by what they are asked."""
+    if row.call_id is not None:
+        return row.call_id == call.call_id
+    return (
+        row.name == call.name
+        and row.arguments is not None
+        and fingerprint(decode(row.arguments)) == fingerprint(call.arguments)
+    )
 
 
 def _namespace(snapshot: StateSnapshot) -> str:
