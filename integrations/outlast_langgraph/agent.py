@@ -15,13 +15,14 @@ from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
 from outlast_langgraph.graph import WrappedGraph
 from outlast_langgraph.saver import HISTORY
+from outlast_langgraph.seams import is_function
 from outlast_langgraph.turn import LangGraphTurn
 
 logger = logging.getLogger("outlast.langgraph")
 
 
 class LangGraphAgent(DurableAgent):
-    """Makes a compiled LangGraph graph durable, without changing it.
+    """Makes a compiled LangGraph graph, or a workflow made by `@entrypoint`, durable, without changing it.
 
     Tools named in `rerun_safe` may run again when a crash left their outcome unknown; every other call is answered.
     Requests may set `config_keys`; graphs find them in `config["configurable"]`.
@@ -70,4 +71,5 @@ class LangGraphAgent(DurableAgent):
 
 def recognise(target: object) -> LangGraphAgent | None:
     """Wrap a framework object that a command line was pointed at, or return None for what is not ours."""
-    return LangGraphAgent(target) if isinstance(target, CompiledStateGraph) else None
+    known = isinstance(target, CompiledStateGraph) or is_function(target)
+    return LangGraphAgent(target) if known else None

@@ -235,8 +235,7 @@ def _messages(values: Mapping[str, Any]) -> list[BaseMessage]:
     return [
         message
         for value in values.values()
-        if isinstance(value, list)
-        for message in value
+        for message in (value if isinstance(value, list) else [value])
         if isinstance(message, BaseMessage)
     ]
 

@@ -28,6 +28,12 @@ def namespace(config: RunnableConfig) -> str:
     return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
 
 
+def checkpoint(config: RunnableConfig) -> str:
+    """Return the id of the checkpoint of the graph whose task the code runs in."""
+    above = namespace(config).rpartition("|")[0]
+    return str((config["configurable"].get("checkpoint_map") or {}).get(above, ""))
+
+
 def is_called(config: RunnableConfig) -> bool:
     """Say whether code runs in a `@task`, whose id is that of its place in the code that called it."""
     path = tuple((config.get("metadata") or {}).get("langgraph_path") or ())

@@ -38,7 +38,7 @@ from outlast_langgraph.remembering import Memories, Memory
 
 T = TypeVar("T")
 
-RESUME, INTERRUPT = "__resume__", "__interrupt__"
+RESUME, INTERRUPT, RETURN = "__resume__", "__interrupt__", "__return__"
 """Channels of pending writes, by their names in the store."""
 
 OBSERVER: ContextVar[Observer | None] = ContextVar("outlast_langgraph_observer", default=None)

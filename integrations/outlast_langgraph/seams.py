@@ -16,11 +16,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
-from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD
+from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._scratchpad import PregelScratchpad
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
 from langgraph.constants import START
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.pregel import Pregel
@@ -63,6 +64,8 @@ def check() -> None:
     ]
     if _SCRATCHPAD_FIELD not in PregelScratchpad.__dataclass_fields__:
         missing.append(f"PregelScratchpad.{_SCRATCHPAD_FIELD}")
+    if saver.RETURN != RETURN:
+        missing.append(f"channel {saver.RETURN}")
     missing += [f"channel {name}" for name in (saver.RESUME, saver.INTERRUPT) if name not in WRITES_IDX_MAP]
     if missing:
         raise UnknownLangGraph(
@@ -354,6 +357,11 @@ def holds_tool_node(body: Any) -> bool:
     if isinstance(body, RunnableSequence):
         return any(holds_tool_node(step) for step in body.steps)
     return isinstance(body, RunnableBindingBase) and holds_tool_node(body.bound)
+
+
+def is_function(graph: object) -> bool:
+    """Say whether a graph was made of a function by `@entrypoint`."""
+    return isinstance(graph, Pregel) and not isinstance(graph, CompiledStateGraph) and PREVIOUS in graph.channels
 
 
 def input_channels(graph: Pregel[Any, Any, Any, Any]) -> frozenset[str]:

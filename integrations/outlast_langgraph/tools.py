@@ -218,10 +218,11 @@ class Called:
 
     async def _begin(self) -> None:
         """Note where a node calls tools that a model may have asked for in that very node."""
+        await self._observer.stored()
         if self._place in self._observer.models:
             self._observer.models.discard(self._place)
-            run = self._observer.run
-            await run.context.write(parts=[run.journal.used(f"{LOOP}{self._place}")])
+            run, step = self._observer.run, places.checkpoint(self._config)
+            await run.context.write(parts=[run.journal.used(f"{LOOP}{step}:{self._place}")])
 
 
 async def has_inner_state(run: Run, call: ToolCall, config: RunnableConfig) -> bool:

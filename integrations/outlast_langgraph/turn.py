@@ -27,7 +27,7 @@ from outlast.core.jsontext import decode, fingerprint
 from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
 from outlast_langgraph import asking, places, seams
-from outlast_langgraph.graph import GraphInput, WrappedGraph
+from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
     OpenCalls,
@@ -119,6 +119,9 @@ class LangGraphTurn:
                 return await self._answer(await self._state(), value)
             case Messages(messages):
                 return await self._begin({self._key: from_input(messages, self._id)})
+            case Argument(value):
+                await asking.close(self._run)
+                return await self._go(value)
             case None:
                 raise AgentResumeError("empty")
             case _:
@@ -203,7 +206,7 @@ class LangGraphTurn:
             case ResumeKind.RECOVER_TOOLS:
                 return await self.go_on()
             case ResumeKind.CALL_MODEL:
-                if not snapshot.next:
+                if not snapshot.next and not snapshot.tasks:
                     await self._graph.guarded.aupdate_state(self._at(snapshot), {}, as_node=START)
                 return await self.go_on()
 
@@ -248,6 +251,8 @@ class LangGraphTurn:
         return found
 
     def _open_of(self, at: StateSnapshot) -> OpenCalls | None:
+        if self._graph.is_function and not _namespace(at):
+            return None
         return open_calls(messages_of(at.values, self._key)) if at.values else None
 
     def _may_enter(self, at: StateSnapshot) -> bool:
@@ -312,7 +317,6 @@ class LangGraphTurn:
         """Refuse where tools would run again and nothing could stop it."""
         rows = await self._run.journal.rows()
         mine = [row for row in rows if row.invocation_number == self._run.context.lease[0]]
-        looping = {row.key.removeprefix(LOOP) for row in rows if row.key.startswith(LOOP)}
         known, entered = set[str](), set[str]()
         for at in _deep(snapshot):
             known.update(message.id or "" for message in messages_of(at.values, self._key) if at.values)
@@ -324,13 +328,15 @@ class LangGraphTurn:
                     if not task.result and not seams.answers_calls_itself(nodes.get(task.name))
                 )
         lost = [row for row in mine if row.state in (CallState.STARTED, CallState.DONE) and _is_call(row)]
-        for row in lost:
-            if row.key.startswith(tuple(f"{TASK}{place}:" for place in entered & looping)):
-                raise RunFailed(
-                    "cannot_recover",
-                    f"a node of the graph runs tools and the model by itself, and the tool {row.name!r} had started "
-                    "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
-                )
+        for row in rows:
+            if row.key.startswith(LOOP) and (again := await self._cut_off_loop(row, entered)) is not None:
+                ran = [one.name for one in lost if one.key.startswith(f"{TASK}{again}:")]
+                if ran:
+                    raise RunFailed(
+                        "cannot_recover",
+                        f"a node of the graph runs tools and the model by itself, and the tool {ran[-1]!r} had started "
+                        "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
+                    )
         unknown = [row for row in lost if not row.key.startswith(TASK) and _answer_of(row) not in known]
         if unknown:
             known = await self._said_inside(entered)
@@ -341,6 +347,19 @@ class LangGraphTurn:
                     f"the tool {row.name!r} ran for a model answer that no checkpoint holds (a subgraph with "
                     "checkpointer=False, or one the graph reaches in a way that cannot be seen)",
                 )
+
+    async def _cut_off_loop(self, row: Call, entered: Collection[str]) -> str | None:
+        """Return the place of a note about a model if what called it there is to begin again."""
+        step, _, place = row.key.removeprefix(LOOP).partition(":")
+        if not any(place == task or place.startswith(f"{task}|") for task in entered):
+            return None
+        namespace = place.rpartition("|")[0]
+        while namespace and namespace not in self._heads:
+            namespace = namespace.rpartition("|")[0]
+        if await self._run.history.head(namespace) != step:
+            return None
+        returned = await self._graph.returned_tasks(self._config, namespace)
+        return None if place.rpartition(":")[2] in returned else place
 
     async def _said_inside(self, entered: Collection[str]) -> set[str]:
         """Return the ids of the messages in graphs that tasks run and that the state of the graph does not show."""
@@ -417,6 +436,8 @@ class LangGraphTurn:
     # Result ---------------------------------------------------------------------------------------------------------
 
     async def _result(self, snapshot: StateSnapshot) -> Result:
+        if self._graph.is_function:
+            return await self._returned(snapshot)
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
@@ -430,6 +451,21 @@ class LangGraphTurn:
             usage=usage,
             stop_reason=stop_reason(last).value if last is not None else "stop",
             state=self._graph.other_state(snapshot.values),
+        )
+
+    async def _returned(self, snapshot: StateSnapshot) -> Result:
+        if interrupts := asking.interrupts_of(snapshot):
+            last = self._last_said(snapshot)
+            return await asking.ask(self._run, interrupts, last.text if last is not None else "")
+        messages, text, value = self._graph.returned(snapshot.values)
+        said = messages[-1] if messages else None
+        usage = total(usage_of(message) for message in messages)
+        return output(
+            text=text,
+            messages=[as_json(message) for message in messages],
+            usage=usage,
+            stop_reason=stop_reason(said).value if isinstance(said, AIMessage) else "stop",
+            final_output=value,
         )
 
     def _last_said(self, snapshot: StateSnapshot) -> AIMessage | None:
