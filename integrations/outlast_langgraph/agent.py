@@ -1,7 +1,7 @@
 """The wrapper users hold."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
@@ -13,6 +13,7 @@ from outlast.adapters.run import Run
 from outlast.core.records import Kind
 from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
+from outlast_langgraph.coverage import Coverage
 from outlast_langgraph.graph import WrappedGraph
 from outlast_langgraph.saver import HISTORY
 from outlast_langgraph.seams import is_function
@@ -43,8 +44,14 @@ class LangGraphAgent(DurableAgent):
         self.graph = graph
         self._wrapped = WrappedGraph(graph)
         self.keeps_threads = self._wrapped.keeps_own_state
-        for warning in self._wrapped.warnings:
-            logger.warning("agent %s: %s", self.name, warning)
+        if uncovered := [one for one in self.coverage() if one.state == "not covered"]:
+            logger.warning(
+                "agent %s: not covered are %s", self.name, "; ".join(f"{one.node} ({one.reason})" for one in uncovered)
+            )
+
+    def coverage(self) -> Sequence[Coverage]:
+        """Say of every node, and of the nodes of subgraphs, whether what it does in the world happens once."""
+        return self._wrapped.coverage
 
     def turn(self, run: Run) -> LangGraphTurn:
         given = None if run.context.kind is Kind.RESUME else self._wrapped.read_input(run.context.input)

@@ -19,6 +19,7 @@ from outlast.core.errors import AgentResumeError
 from outlast.core.jsontext import encode
 from outlast.core.resume import ResumeKind, ResumePoint, require_resume_point
 from outlast_langgraph import seams
+from outlast_langgraph.coverage import coverage
 from outlast_langgraph.messages import as_json, messages_of, transcript
 from outlast_langgraph.saver import RETURN, GuardedSaver, RunSaver, StoreSaver
 from outlast_langgraph.store import DurableStore
@@ -48,7 +49,7 @@ class WrappedGraph:
         self.keeps_own_state = isinstance(saver, GuardedSaver)
         made = seams.instrument(compiled, saver, DurableStore())
         self.guarded = made.graph
-        self.warnings = tuple(made.warnings)
+        self.coverage = tuple(coverage(compiled))
         self.messages_key = seams.messages_key(compiled, made)
         self._inputs = seams.input_channels(compiled)
         self._stops = compiled.interrupt_before_nodes

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import count
+from types import CodeType
 from typing import Any, cast
 
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables import RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
@@ -20,7 +21,7 @@ from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETU
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._scratchpad import PregelScratchpad
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
-from langgraph.constants import START
+from langgraph.func import _TaskFunction
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -44,6 +45,9 @@ PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (PregelNode, ("bound", "subgraphs")),
 )
 _SCRATCHPAD_FIELD = "subgraph_counter"
+
+_MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
+"""The functions of `create_agent` that call its model, by module and name."""
 
 _MARK = "_outlast_guarded"
 
@@ -78,7 +82,6 @@ class Instrumented:
     """A guarded copy of a graph, and what could not be guarded in it."""
 
     graph: Pregel[Any, Any, Any, Any]
-    warnings: list[str] = field(default_factory=list)
     tool_nodes: list[ToolNode] = field(default_factory=list)
 
 
@@ -111,7 +114,7 @@ def _node(name: str, node: PregelNode, made: Instrumented, path: str) -> PregelN
     where = f"{path}{name}"
     bound = _guarded_body(node.bound, made, where)
     if bound is None:
-        _guard_held(name, node, made, where)
+        _guard_held(node, made)
         return node
     changed = node.copy({"bound": bound})
     for cached in ("node", "flat_writers"):
@@ -142,21 +145,14 @@ def _guarded_body(body: Any, made: Instrumented, where: str) -> Any:
     return None
 
 
-def _guard_held(name: str, node: PregelNode, made: Instrumented, where: str) -> None:
-    """Guard what a function holds, and warn of what it calls by itself."""
+def _guard_held(node: PregelNode, made: Instrumented) -> None:
+    """Guard what a function holds."""
     for graph in node.subgraphs or ():
         if isinstance(graph, Pregel):
             _guard_in_place(graph, made)
-    if name == START:
-        return
-    for value in _held(node.bound):
+    for value in held(node.bound):
         if isinstance(value, ToolNode):
             guard(value, made, in_place=True)
-        elif isinstance(value, BaseTool):
-            made.warnings.append(
-                f"{where}: a function that calls the tool {value.name!r} by itself; after a crash its calls are answered "
-                "and the function is not entered again"
-            )
 
 
 def _guard_in_place(graph: Pregel[Any, Any, Any, Any], made: Instrumented) -> None:
@@ -167,16 +163,47 @@ def _guard_in_place(graph: Pregel[Any, Any, Any, Any], made: Instrumented) -> No
             _guard_in_place(node.bound, made)
 
 
-def _held(body: Runnable[Any, Any] | None) -> Iterator[object]:
-    function = getattr(body, "afunc", None) or getattr(body, "func", None)
+def held(body: Any) -> Iterator[object]:
+    """Give the values that the function of a node names, and those in the dicts and lists among them."""
+    function = body if inspect.isfunction(body) else getattr(body, "afunc", None) or getattr(body, "func", None)
     function = getattr(function, "__wrapped__", function)
     if not inspect.isfunction(function):
         return
-    found = inspect.getclosurevars(function)
-    held: Mapping[str, object]
-    for held in (found.nonlocals, found.globals):
-        for value in held.values():
-            yield from value.values() if isinstance(value, dict) else [value]
+    named = dict(inspect.getclosurevars(function).nonlocals)
+    named |= {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    for value in named.values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Give the names that a function looks up, also in the functions and comprehensions within."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def unbound(value: object) -> object:
+    """Return what is in the bindings around a value, as `model.bind_tools(…)` makes them."""
+    while isinstance(value, RunnableBindingBase):
+        value = value.bound
+    return value
+
+
+def function_of_task(value: object) -> Any:
+    """Return the function of a `@task`, or None for anything else."""
+    return value.func if isinstance(value, _TaskFunction) else None
+
+
+def is_model_node(node: PregelNode) -> bool:
+    """Say whether a node is the one in which `create_agent` calls its model."""
+    function = getattr(node.bound, "afunc", None) or getattr(node.bound, "func", None)
+    return (getattr(function, "__module__", None), getattr(function, "__qualname__", "").rpartition(".")[2]) in _MODELS
 
 
 def guard(node: ToolNode, made: Instrumented, *, in_place: bool = False) -> ToolNode:
@@ -340,7 +367,7 @@ def answers_calls(node: PregelNode | None) -> bool:
     return (
         isinstance(node.bound, Pregel)
         or holds_tool_node(node.bound)
-        or any(isinstance(value, ToolNode) for value in _held(node.bound))
+        or any(isinstance(value, ToolNode) for value in held(node.bound))
         or bool(node.subgraphs)
     )
 
