@@ -200,6 +200,32 @@ def function_of_task(value: object) -> Any:
     return value.func if isinstance(value, _TaskFunction) else None
 
 
+def is_middleware(node: PregelNode | None) -> bool:
+    """Say whether a node is a hook of a middleware of `create_agent`, which runs between the model and the tools."""
+    return node is not None and _is_a(_owner(node), "AgentMiddleware")
+
+
+def asked_about_in_tools(nodes: Mapping[str, PregelNode]) -> set[str]:
+    """Name the tools about which `HumanInTheLoopMiddleware` asks where they would run, and not in a hook before."""
+    owners = [owner for node in nodes.values() if _is_a(owner := _owner(node), "HumanInTheLoopMiddleware")]
+    return {
+        name
+        for owner in owners
+        if getattr(owner, "interrupt_mode", None) == "per_call"
+        for name in getattr(owner, "interrupt_on", ())
+    }
+
+
+def _owner(node: PregelNode) -> object:
+    function = getattr(node.bound, "func", None) or getattr(node.bound, "afunc", None)
+    return getattr(function, "__self__", None)
+
+
+def _is_a(value: object, name: str) -> bool:
+    """Look a class of LangChain up by its name: the package need not be installed."""
+    return any(c.__name__ == name and c.__module__.startswith("langchain.") for c in type(value).__mro__)
+
+
 def is_model_node(node: PregelNode) -> bool:
     """Say whether a node is the one in which `create_agent` calls its model."""
     function = getattr(node.bound, "afunc", None) or getattr(node.bound, "func", None)

@@ -169,7 +169,8 @@ class LangGraphTurn:
         if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
             return await self._result(snapshot)
         self._heads = await self._run.history.heads()
-        opened = self._open(snapshot)
+        pending = {row.key for row in await self._run.journal.rows() if row.state is CallState.PENDING}
+        opened = self._open(snapshot, pending)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
         for at, calls in opened:
@@ -237,18 +238,28 @@ class LangGraphTurn:
                 return await self._state()
         return snapshot
 
-    def _open(self, snapshot: StateSnapshot) -> list[tuple[StateSnapshot, OpenCalls]]:
+    def _open(self, snapshot: StateSnapshot, pending: Collection[str] = ()) -> list[tuple[StateSnapshot, OpenCalls]]:
         """Find the open calls of the graph and of its subgraphs, and have the journal answer them.
 
-        Where an input is stored but not taken in yet, the answers are in it: to write them would drop the input.
+        Where an input is stored but not taken in yet, the answers are in it: to write them would drop the input. About
+        `pending` calls, which did not begin, middleware that asks a person does so now.
         """
         found = []
         for at in _deep(snapshot):
             if not _has_input_before_it(at) and (calls := self._open_of(at)) is not None:
+                if self._is_at_middleware(at) and all(call.key in pending for call in calls.calls):
+                    continue
                 found.append((at, calls))
                 if not isinstance(self._input, Answers):
-                    self._run.journal.dead.update(call.key for call in calls.calls)
+                    asked = seams.asked_about_in_tools(seams.nodes_at(self._graph.guarded, _namespace(at)))
+                    ask = {call.key for call in calls.calls if call.name in asked}.intersection(pending)
+                    self._run.journal.dead.update({call.key for call in calls.calls} - ask)
         return found
+
+    def _is_at_middleware(self, at: StateSnapshot) -> bool:
+        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        open_nodes = [nodes.get(task.name) for task in at.tasks if not task.result]
+        return bool(open_nodes) and all(map(seams.is_middleware, open_nodes))
 
     def _open_of(self, at: StateSnapshot) -> OpenCalls | None:
         if self._graph.is_function and not _namespace(at):

@@ -39,9 +39,7 @@ async def buy(url: str, folder: str, mode: Any) -> dict[str, Any]:
     async with open_store(url) as store:
         chat = LangGraphAgent(create_agent(model, [pay], middleware=[asking])).session("s", store=store)
         asked = await chat.run("buy", id=ASK)
-        if asked.interrupt is None:
-            # Killed before it asked: the call is answered as not run, and the model may ask for it again.
-            return {"text": asked.text, "history": await chat.messages()}
+        assert asked.interrupt is not None, asked
         (approval,) = asked.interrupt["approvals"]
         reply = await chat.run({"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}}, id=DECIDE)
         return {"text": reply.text, "history": await chat.messages()}
