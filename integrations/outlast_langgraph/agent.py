@@ -26,7 +26,8 @@ class LangGraphAgent(DurableAgent):
     """Makes a compiled LangGraph graph, or a workflow made by `@entrypoint`, durable, without changing it.
 
     Tools named in `rerun_safe` may run again when a crash left their outcome unknown; every other call is answered.
-    Requests may set `config_keys`; graphs find them in `config["configurable"]`.
+    Requests may set, in their `config`, what the graph's `context_schema` has, and `config_keys`: graphs find these in
+    `config["configurable"]`, but for `recursion_limit`, which is LangGraph's.
     """
 
     framework = "langgraph"
@@ -43,6 +44,7 @@ class LangGraphAgent(DurableAgent):
         super().__init__(name=name or "agent", rerun_safe=rerun_safe, config_keys=config_keys)
         self.graph = graph
         self._wrapped = WrappedGraph(graph)
+        self.config_keys |= self._wrapped.context_keys
         self.keeps_threads = self._wrapped.keeps_own_state
         if uncovered := [one for one in self.coverage() if one.state == "not covered"]:
             logger.warning(

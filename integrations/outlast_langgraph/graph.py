@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, cast, get_type_hints, is_typeddict
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
@@ -15,7 +15,7 @@ from langgraph.types import StateSnapshot
 from pydantic import BaseModel
 
 from outlast.adapters.inputs import Answers, Messages, parse, refuse
-from outlast.core.errors import AgentResumeError
+from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.jsontext import encode
 from outlast.core.resume import ResumeKind, ResumePoint, require_resume_point
 from outlast_langgraph import seams
@@ -51,6 +51,8 @@ class WrappedGraph:
         self.guarded = made.graph
         self.coverage = tuple(coverage(compiled))
         self.messages_key = seams.messages_key(compiled, made)
+        self._context_schema = compiled.context_schema
+        self.context_keys = _fields(self._context_schema)
         self._inputs = seams.input_channels(compiled)
         self._stops = compiled.interrupt_before_nodes
         self.has_breakpoints = bool(compiled.interrupt_before_nodes or compiled.interrupt_after_nodes)
@@ -78,6 +80,20 @@ class WrappedGraph:
             return {**value, key: convert_to_messages(value[key])}
         except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
             raise refuse(str(error).splitlines()[0]) from error
+
+    def context_of(self, config: Mapping[str, Any]) -> Any:
+        """Return the context that a request's config makes, or None for a graph that declares none.
+
+        Raises RunFailed (`invalid_config`).
+        """
+        if self._context_schema is None:
+            return None
+        given = {key: value for key, value in config.items() if key in self.context_keys}
+        try:
+            return given if is_typeddict(self._context_schema) else self._context_schema(**given)
+        except (TypeError, ValueError) as error:
+            said = str(error).replace(f"{self._context_schema.__name__}.__init__()", "the context of the graph")
+            raise RunFailed("invalid_config", said) from error
 
     def stops_before(self, names: Sequence[str]) -> bool:
         """Say whether the graph has a breakpoint before one of some nodes."""
@@ -172,6 +188,17 @@ def _saver(graph: Pregel[Any, Any, Any, Any]) -> RunSaver:
         logger.warning("the graph's InMemorySaver would lose its state with the process; the store is used instead")
         return StoreSaver()
     return GuardedSaver(own)
+
+
+def _fields(schema: Any) -> frozenset[str]:
+    """Return the names that a context may have."""
+    if schema is None:
+        return frozenset()
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return frozenset(schema.model_fields)
+    return (
+        frozenset(field.name for field in fields(schema)) if is_dataclass(schema) else frozenset(get_type_hints(schema))
+    )
 
 
 def _plain(value: Any) -> Any:

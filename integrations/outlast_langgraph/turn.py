@@ -60,6 +60,7 @@ def at_the_border(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[An
     return called
 
 
+LIMIT = "recursion_limit"
 STREAM_MODES = ["messages", "custom", "tasks"]
 
 
@@ -77,8 +78,12 @@ class LangGraphTurn:
         OBSERVER.set(self._observer)
         context = run.context
         run.place = self._place
+        settings = {key: value for key, value in context.config.items() if key not in graph.context_keys}
+        limit = _limit(settings.pop(LIMIT)) if LIMIT in settings else {}
+        self._context = graph.context_of(context.config)
         self._config: RunnableConfig = {
-            "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
+            **limit,
+            "configurable": {**settings, "thread_id": run.history.thread, RUN_KEY: run_key},
             "callbacks": [Watch(self._observer)],
             "metadata": {"invocation_id": context.invocation_id},
         }
@@ -418,7 +423,7 @@ class LangGraphTurn:
     async def _go(self, input: Any) -> Result:
         try:
             stream = self._graph.guarded.astream(
-                input, self._config, stream_mode=STREAM_MODES, subgraphs=True, durability="sync"
+                input, self._config, context=self._context, stream_mode=STREAM_MODES, subgraphs=True, durability="sync"
             )  # type: ignore[call-overload]
             async for namespace, mode, payload in stream:
                 self._observer.take(namespace, mode, payload)
@@ -495,6 +500,12 @@ class LangGraphTurn:
 
 def _invocation(snapshot: StateSnapshot) -> object:
     return (snapshot.metadata or {}).get("invocation_id")
+
+
+def _limit(value: Any) -> RunnableConfig:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RunFailed("invalid_config", f"{LIMIT} is a number from 1, not {value!r}")
+    return {"recursion_limit": value}
 
 
 def _task_name(at: StateSnapshot, task: PregelTask) -> str:
