@@ -39,7 +39,10 @@ async def buy(url: str, folder: str, mode: Any) -> dict[str, Any]:
     async with open_store(url) as store:
         chat = LangGraphAgent(create_agent(model, [pay], middleware=[asking])).session("s", store=store)
         asked = await chat.run("buy", id=ASK)
-        assert asked.interrupt is not None, asked
+        if asked.interrupt is None:
+            # The middleware asks where the tool would run: nobody knows any more which of the two had begun.
+            assert (mode, asked.messages[1]["content"]) == ("per_call", INTERRUPTED_RESULT)
+            return {"text": asked.text, "history": await chat.messages()}
         (approval,) = asked.interrupt["approvals"]
         reply = await chat.run({"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}}, id=DECIDE)
         return {"text": reply.text, "history": await chat.messages()}
