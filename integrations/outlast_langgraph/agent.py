@@ -8,6 +8,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 
 from outlast.adapters.history import History
+from outlast.adapters.local import LocalStore
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.run import Run
 from outlast.core.records import Kind
@@ -15,8 +16,9 @@ from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
 from outlast_langgraph.coverage import Coverage
 from outlast_langgraph.graph import WrappedGraph
-from outlast_langgraph.saver import HISTORY
+from outlast_langgraph.saver import reading
 from outlast_langgraph.seams import is_function
+from outlast_langgraph.session import LangGraphSession
 from outlast_langgraph.turn import LangGraphTurn
 
 logger = logging.getLogger("outlast.langgraph")
@@ -55,6 +57,10 @@ class LangGraphAgent(DurableAgent):
         """Say of every node, and of the nodes of subgraphs, whether what it does in the world happens once."""
         return self._wrapped.coverage
 
+    def session(self, id: str, *, store: LocalStore | str | None = None) -> LangGraphSession:
+        """Return a conversation with the graph in this process, without a server; see `DurableAgent.session`."""
+        return LangGraphSession(self, self._wrapped, id, store)
+
     def turn(self, run: Run) -> LangGraphTurn:
         given = None if run.context.kind is Kind.RESUME else self._wrapped.read_input(run.context.input)
         return LangGraphTurn(self._wrapped, run, given)
@@ -71,11 +77,8 @@ class LangGraphAgent(DurableAgent):
         return self._wrapped.messages(await self._state(history))
 
     async def _state(self, history: History) -> StateSnapshot:
-        token = HISTORY.set(history)
-        try:
+        with reading(history):
             return await self._wrapped.state({"configurable": {"thread_id": history.thread}})
-        finally:
-            HISTORY.reset(token)
 
 
 def recognise(target: object) -> LangGraphAgent | None:

@@ -8,6 +8,7 @@ import asyncio
 import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -51,6 +52,16 @@ OBSERVERS: WeakValueDictionary[str, Observer] = WeakValueDictionary()
 
 HISTORY: ContextVar[History | None] = ContextVar("outlast_langgraph_history", default=None)
 """Set while a graph's state is read without a run."""
+
+
+@contextmanager
+def reading(history: History) -> Iterator[History]:
+    """Surround what reads the state of a graph without a run."""
+    token = HISTORY.set(history)
+    try:
+        yield history
+    finally:
+        HISTORY.reset(token)
 
 
 class Stopped(BaseException):
