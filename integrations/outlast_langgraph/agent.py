@@ -1,7 +1,7 @@
 """The wrapper users hold."""
 
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import islice
 from typing import Any
 
@@ -9,23 +9,28 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 
 from outlast.adapters.history import History
+from outlast.adapters.local import LocalStore
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.run import Run
 from outlast.core.records import Kind
 from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
+from outlast_langgraph.coverage import Coverage
 from outlast_langgraph.graph import WrappedGraph
-from outlast_langgraph.saver import HISTORY
+from outlast_langgraph.saver import reading
+from outlast_langgraph.seams import is_function
+from outlast_langgraph.session import LangGraphSession
 from outlast_langgraph.turn import LangGraphTurn
 
 logger = logging.getLogger("outlast.langgraph")
 
 
 class LangGraphAgent(DurableAgent):
-    """Makes a compiled LangGraph graph durable, without changing it.
+    """Makes a compiled LangGraph graph, or a workflow made by `@entrypoint`, durable, without changing it.
 
     Tools named in `rerun_safe` may run again when a crash left their outcome unknown; every other call is answered.
-    Requests may set `config_keys`; graphs find them in `config["configurable"]`.
+    Requests may set, in their `config`, what the graph's `context_schema` has, and `config_keys`: graphs find these in
+    `config["configurable"]`, but for `recursion_limit`, which is LangGraph's.
     """
 
     framework = "langgraph"
@@ -42,9 +47,20 @@ class LangGraphAgent(DurableAgent):
         super().__init__(name=name or "agent", rerun_safe=rerun_safe, config_keys=config_keys)
         self.graph = graph
         self._wrapped = WrappedGraph(graph)
+        self.config_keys |= self._wrapped.context_keys
         self.keeps_threads = self._wrapped.keeps_own_state
-        for warning in self._wrapped.warnings:
-            logger.warning("agent %s: %s", self.name, warning)
+        if uncovered := [one for one in self.coverage() if one.state == "not covered"]:
+            logger.warning(
+                "agent %s: not covered are %s", self.name, "; ".join(f"{one.node} ({one.reason})" for one in uncovered)
+            )
+
+    def coverage(self) -> Sequence[Coverage]:
+        """Say of every node, and of the nodes of subgraphs, whether what it does in the world happens once."""
+        return self._wrapped.coverage
+
+    def session(self, id: str, *, store: LocalStore | str | None = None) -> LangGraphSession:
+        """Return a conversation with the graph in this process, without a server; see `DurableAgent.session`."""
+        return LangGraphSession(self, self._wrapped, id, store)
 
     def turn(self, run: Run) -> LangGraphTurn:
         given = None if run.context.kind is Kind.RESUME else self._wrapped.read_input(run.context.input)
@@ -63,13 +79,11 @@ class LangGraphAgent(DurableAgent):
             yield one
 
     async def _state(self, history: History) -> StateSnapshot:
-        token = HISTORY.set(history)
-        try:
+        with reading(history):
             return await self._wrapped.state({"configurable": {"thread_id": history.thread}})
-        finally:
-            HISTORY.reset(token)
 
 
 def recognise(target: object) -> LangGraphAgent | None:
     """Wrap a framework object that a command line was pointed at, or return None for what is not ours."""
-    return LangGraphAgent(target) if isinstance(target, CompiledStateGraph) else None
+    known = isinstance(target, CompiledStateGraph) or is_function(target)
+    return LangGraphAgent(target) if known else None

@@ -46,7 +46,7 @@ def messages_of(values: Any, key: str) -> list[AnyMessage]:
     if isinstance(values, list):
         return [message for message in values if isinstance(message, BaseMessage)]  # type: ignore[misc]
     found = values.get(key) if isinstance(values, Mapping) else getattr(values, key, None)
-    return list(found) if isinstance(found, list | tuple) else []
+    return [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list | tuple) else []  # type: ignore[misc]
 
 
 def from_input(messages: Sequence[InputMessage], invocation_id: str) -> list[AnyMessage]:

@@ -4,8 +4,10 @@ Text is told while it is streamed. That a model answer is finished is told in th
 holding it: a finished answer is one the history has.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -47,7 +49,12 @@ class Observer:
         self.answering = False
         """Whether this run hands over answers of a person."""
         self.told: set[str | None] = set()
-        """Provider's ids of calls that the backstop has told of."""
+        """Provider's ids of calls of nodes, of which the journal tells where their tools run."""
+        self.steady: set[str] = {""}
+        """Namespaces of the graphs that keep their state: ids of their tasks are the same in every attempt."""
+        self.models: set[str] = set()
+        """Tasks in which a model was called."""
+        self._writing: set[asyncio.Future[None]] = set()
         self._known: set[str] = set()
         self._streams: list[_Stream] = []
         self._usages: list[Mapping[str, Any]] = []
@@ -55,6 +62,25 @@ class Observer:
     def loaded(self, namespace: str, values: Mapping[str, Any]) -> None:
         """A history was read: its messages are no news."""
         self._known.update(message.id for message in _messages(values) if message.id)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Surround the storing of what a task wrote."""
+        over = asyncio.get_running_loop().create_future()
+        self._writing.add(over)
+        try:
+            yield
+        finally:
+            self._writing.discard(over)
+            over.set_result(None)
+
+    async def stored(self) -> None:
+        """Wait until what tasks wrote so far is stored. May be called in any event loop."""
+        if not self.run.on_loop:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.stored(), self.run.context.loop))
+        elif writing := [*self._writing]:
+            await self.run.context.barrier()
+            await asyncio.wait(writing)
 
     # What streams ---------------------------------------------------------------------------------------------------
 
@@ -112,8 +138,7 @@ class Observer:
         if id is not None and id.startswith("lc_run-") and len(here) == 1 and not _is_run(here[0].ids):
             here[0].ids.add(id)
             return here[0]
-        path = [part.split(":")[0] for part in task.split("|")]
-        message = self.run.events.start_message(path[:-1], model=metadata.get("ls_model_name"))
+        message = self.run.events.start_message(_path(task)[:-1], model=metadata.get("ls_model_name"))
         stream = _Stream(task, message, {id or ""})
         self._streams.append(stream)
         return stream
@@ -210,8 +235,7 @@ def _messages(values: Mapping[str, Any]) -> list[BaseMessage]:
     return [
         message
         for value in values.values()
-        if isinstance(value, list)
-        for message in value
+        for message in (value if isinstance(value, list) else [value])
         if isinstance(message, BaseMessage)
     ]
 
@@ -243,7 +267,7 @@ def _texts(chunk: AIMessageChunk) -> list[tuple[str, str]]:
 
 
 def _path(namespace: str) -> list[str]:
-    return [part.split(":")[0] for part in namespace.split("|") if part]
+    return [part.split(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
 
 
 def _is_run(ids: set[str]) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -38,7 +39,7 @@ from outlast_langgraph.remembering import Memories, Memory
 
 T = TypeVar("T")
 
-RESUME, INTERRUPT = "__resume__", "__interrupt__"
+RESUME, INTERRUPT, RETURN = "__resume__", "__interrupt__", "__return__"
 """Channels of pending writes, by their names in the store."""
 
 OBSERVER: ContextVar[Observer | None] = ContextVar("outlast_langgraph_observer", default=None)
@@ -53,6 +54,16 @@ HISTORY: ContextVar[History | None] = ContextVar("outlast_langgraph_history", de
 """Set while a graph's state is read without a run."""
 
 
+@contextmanager
+def reading(history: History) -> Iterator[History]:
+    """Surround what reads the state of a graph without a run."""
+    token = HISTORY.set(history)
+    try:
+        yield history
+    finally:
+        HISTORY.reset(token)
+
+
 class Stopped(BaseException):
     """Carries an error of the durable layer past the error handling of graphs and tools; `cause` is the error."""
 
@@ -61,19 +72,20 @@ class Stopped(BaseException):
         self.cause = cause
 
 
-def _found(config: RunnableConfig | None) -> Observer | None:
+def observer_of(config: RunnableConfig | None) -> Observer | None:
+    """Return the observer of the run that code works for, or None outside of runs."""
     return OBSERVER.get() or OBSERVERS.get((config or {}).get("configurable", {}).get(RUN_KEY, ""))
 
 
 def _observer(config: RunnableConfig | None) -> Observer:
-    found = _found(config)
+    found = observer_of(config)
     if found is None:
         raise RuntimeError("this graph belongs to a LangGraphAgent: its state is written by the agent's runs only")
     return found
 
 
 def _history(config: RunnableConfig | None) -> History:
-    observer = _found(config)
+    observer = observer_of(config)
     found = observer.run.history if observer is not None else HISTORY.get()
     if found is None:
         raise RuntimeError("this graph belongs to a LangGraphAgent: read its state through the agent")
@@ -98,6 +110,7 @@ class RunSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         observer = _observer(config)
+        observer.steady.add(config["configurable"].get("checkpoint_ns", ""))
         try:
             return await self._put(observer, config, checkpoint, metadata, new_versions)
         except Exception as error:
@@ -108,7 +121,8 @@ class RunSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         observer = _observer(config)
         try:
-            await self._put_writes(observer, config, writes, task_id, task_path)
+            with observer.writing():
+                await self._put_writes(observer, config, writes, task_id, task_path)
         except Exception as error:
             raise Stopped(error) from error
 
@@ -171,7 +185,8 @@ class RunSaver(BaseCheckpointSaver[Any]):
         return run.blocking(work)
 
     def _note(self, config: RunnableConfig, namespace: str, found: CheckpointTuple | None) -> CheckpointTuple | None:
-        if found is not None and (observer := _found(config)) is not None:
+        if found is not None and (observer := observer_of(config)) is not None:
+            observer.steady.add(config["configurable"].get("checkpoint_ns", ""))
             observer.loaded(namespace, found.checkpoint["channel_values"])
         return found
 
@@ -212,7 +227,7 @@ class StoreSaver(RunSaver):
         if place is None:
             return None
         history, namespace = place
-        observer, id = _found(config), get_checkpoint_id(config)
+        observer, id = observer_of(config), get_checkpoint_id(config)
         if id is None and observer is not None and observer.run.history.key == history.key:
             found = await observer.run.head(namespace)
         else:
@@ -248,7 +263,7 @@ class StoreSaver(RunSaver):
                     yield await self._tuple(history, base, found, self._memory(base, history))
 
     async def _every_thread(self) -> list[RunnableConfig]:
-        if self._threads is None or _found(None) is not None:
+        if self._threads is None or observer_of(None) is not None:
             return [{"configurable": {"thread_id": _history(None).thread}}]
         return [{"configurable": {"thread_id": id}} for id in await self._threads.ids()]
 
@@ -273,7 +288,7 @@ class StoreSaver(RunSaver):
         def named(id: str) -> RunnableConfig:
             return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id}}
 
-        if (observer := _found(config)) is not None and observer.run.history.key == history.key:
+        if (observer := observer_of(config)) is not None and observer.run.history.key == history.key:
             observer.run.stored |= found.needs
         needed = [*found.values, *(value for write in found.writes for value in write.values)]
         loads = await Frames(self.serde, memory).load(history, needed)
@@ -399,7 +414,7 @@ class StoreSaver(RunSaver):
         return portal().call(work) if self._is_outside(config) else super()._blocking(config, work)
 
     def _is_outside(self, config: RunnableConfig | None) -> bool:
-        return self._threads is not None and _found(config) is None
+        return self._threads is not None and observer_of(config) is None
 
     def _outside(self) -> Threads:
         if self._threads is None:

@@ -7,33 +7,47 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from itertools import count
+from types import CodeType
+from typing import Any, cast
 
-from langchain_core.runnables import Runnable, RunnableSequence
+from langchain_core.runnables import RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
+from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN
 from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._scratchpad import PregelScratchpad
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
-from langgraph.constants import START
+from langgraph.func import _TaskFunction
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
 
-from outlast_langgraph import saver, tools
+from outlast.adapters.journal import ToolCall
+from outlast.adapters.run import Run
+from outlast_langgraph import places, saver, tools
 
 PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_func", "_afunc", "_execute_tool_sync")),
     (PregelNode, ("copy",)),
     (Pregel, ("copy", "aget_state", "aupdate_state", "astream")),
     (RunnableCallable, ("invoke", "ainvoke")),
+    (BaseTool, ("run", "arun", "_filter_injected_args")),
 )
 PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_wrap_tool_call", "_awrap_tool_call", "_messages_key")),
     (PregelNode, ("bound", "subgraphs")),
 )
+_SCRATCHPAD_FIELD = "subgraph_counter"
+
+_MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
+"""The functions of `create_agent` that call its model, by module and name."""
 
 _MARK = "_outlast_guarded"
 
@@ -52,6 +66,10 @@ def check() -> None:
         for name in names
         if not hasattr(sample[owner], name)
     ]
+    if _SCRATCHPAD_FIELD not in PregelScratchpad.__dataclass_fields__:
+        missing.append(f"PregelScratchpad.{_SCRATCHPAD_FIELD}")
+    if saver.RETURN != RETURN:
+        missing.append(f"channel {saver.RETURN}")
     missing += [f"channel {name}" for name in (saver.RESUME, saver.INTERRUPT) if name not in WRITES_IDX_MAP]
     if missing:
         raise UnknownLangGraph(
@@ -64,7 +82,6 @@ class Instrumented:
     """A guarded copy of a graph, and what could not be guarded in it."""
 
     graph: Pregel[Any, Any, Any, Any]
-    warnings: list[str] = field(default_factory=list)
     tool_nodes: list[ToolNode] = field(default_factory=list)
 
 
@@ -78,6 +95,7 @@ def instrument(
     The graph itself stays as it is, except that tool nodes and graphs which its functions hold are guarded in place:
     no copy can reach them. Without a run they behave as before.
     """
+    see_tools()
     made = Instrumented(graph)
     made.graph = _copied(
         graph, {"checkpointer": checkpointer, "store": store if graph.store is None else graph.store}, made, ""
@@ -96,7 +114,7 @@ def _node(name: str, node: PregelNode, made: Instrumented, path: str) -> PregelN
     where = f"{path}{name}"
     bound = _guarded_body(node.bound, made, where)
     if bound is None:
-        _guard_held(name, node, made, where)
+        _guard_held(node, made)
         return node
     changed = node.copy({"bound": bound})
     for cached in ("node", "flat_writers"):
@@ -127,21 +145,14 @@ def _guarded_body(body: Any, made: Instrumented, where: str) -> Any:
     return None
 
 
-def _guard_held(name: str, node: PregelNode, made: Instrumented, where: str) -> None:
-    """Guard what a function holds, and warn of what it calls by itself."""
+def _guard_held(node: PregelNode, made: Instrumented) -> None:
+    """Guard what a function holds."""
     for graph in node.subgraphs or ():
         if isinstance(graph, Pregel):
             _guard_in_place(graph, made)
-    if name == START:
-        return
-    for value in _held(node.bound):
+    for value in held(node.bound):
         if isinstance(value, ToolNode):
             guard(value, made, in_place=True)
-        elif isinstance(value, BaseTool):
-            made.warnings.append(
-                f"{where}: a function that calls the tool {value.name!r} by itself; after a crash its calls are answered "
-                "and the function is not entered again"
-            )
 
 
 def _guard_in_place(graph: Pregel[Any, Any, Any, Any], made: Instrumented) -> None:
@@ -152,16 +163,73 @@ def _guard_in_place(graph: Pregel[Any, Any, Any, Any], made: Instrumented) -> No
             _guard_in_place(node.bound, made)
 
 
-def _held(body: Runnable[Any, Any] | None) -> Iterator[object]:
-    function = getattr(body, "afunc", None) or getattr(body, "func", None)
+def held(body: Any) -> Iterator[object]:
+    """Give the values that the function of a node names, and those in the dicts and lists among them."""
+    function = body if inspect.isfunction(body) else getattr(body, "afunc", None) or getattr(body, "func", None)
     function = getattr(function, "__wrapped__", function)
     if not inspect.isfunction(function):
         return
-    found = inspect.getclosurevars(function)
-    held: Mapping[str, object]
-    for held in (found.nonlocals, found.globals):
-        for value in held.values():
-            yield from value.values() if isinstance(value, dict) else [value]
+    named = dict(inspect.getclosurevars(function).nonlocals)
+    named |= {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    for value in named.values():
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Give the names that a function looks up, also in the functions and comprehensions within."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def unbound(value: object) -> object:
+    """Return what is in the bindings around a value, as `model.bind_tools(…)` makes them."""
+    while isinstance(value, RunnableBindingBase):
+        value = value.bound
+    return value
+
+
+def function_of_task(value: object) -> Any:
+    """Return the function of a `@task`, or None for anything else."""
+    return value.func if isinstance(value, _TaskFunction) else None
+
+
+def is_middleware(node: PregelNode | None) -> bool:
+    """Say whether a node is a hook of a middleware of `create_agent`, which runs between the model and the tools."""
+    return node is not None and _is_a(_owner(node), "AgentMiddleware")
+
+
+def asked_about_in_tools(nodes: Mapping[str, PregelNode]) -> set[str]:
+    """Name the tools about which `HumanInTheLoopMiddleware` asks where they would run, and not in a hook before."""
+    owners = [owner for node in nodes.values() if _is_a(owner := _owner(node), "HumanInTheLoopMiddleware")]
+    return {
+        name
+        for owner in owners
+        if getattr(owner, "interrupt_mode", None) == "per_call"
+        for name in getattr(owner, "interrupt_on", ())
+    }
+
+
+def _owner(node: PregelNode) -> object:
+    function = getattr(node.bound, "func", None) or getattr(node.bound, "afunc", None)
+    return getattr(function, "__self__", None)
+
+
+def _is_a(value: object, name: str) -> bool:
+    """Look a class of LangChain up by its name: the package need not be installed."""
+    return any(c.__name__ == name and c.__module__.startswith("langchain.") for c in type(value).__mro__)
+
+
+def is_model_node(node: PregelNode) -> bool:
+    """Say whether a node is the one in which `create_agent` calls its model."""
+    function = getattr(node.bound, "afunc", None) or getattr(node.bound, "func", None)
+    return (getattr(function, "__module__", None), getattr(function, "__qualname__", "").rpartition(".")[2]) in _MODELS
 
 
 def guard(node: ToolNode, made: Instrumented, *, in_place: bool = False) -> ToolNode:
@@ -184,6 +252,74 @@ Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
 
+# Tools, wherever they run -----------------------------------------------------------------------------------------
+
+
+def see_tools() -> None:
+    """Have every tool that runs in a run pass by the journal; outside of runs tools are as they were."""
+    if not getattr(BaseTool.run, _MARK, False):
+        BaseTool.run = _seen(BaseTool.run)  # type: ignore[method-assign]
+        BaseTool.arun = _aseen(BaseTool.arun)  # type: ignore[method-assign]
+
+
+def _seen(original: Callable[..., Any]) -> Any:
+    @wraps(original)
+    def run(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        observer, call_id = saver.observer_of(config), options.get("tool_call_id")
+        if observer is None:
+            return original(tool, tool_input, *arguments, **options)
+
+        def body(call: ToolCall) -> Any:
+            with tools.of_call(None):
+                return original(tool, tool_input, *arguments, **options, config=_inside(config, call))
+
+        options.pop("config", None)
+        if (call := tools.call_under_way(call_id)) is not None:
+            return body(call)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        return called.run_in_thread(lambda: body(called.call))
+
+    setattr(run, _MARK, True)
+    return run
+
+
+def _aseen(original: Callable[..., Awaitable[Any]]) -> Any:
+    @wraps(original)
+    async def arun(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        observer, call_id = saver.observer_of(config), options.get("tool_call_id")
+        if observer is None:
+            return await original(tool, tool_input, *arguments, **options)
+
+        async def body(call: ToolCall) -> Any:
+            with tools.of_call(None):
+                return await original(tool, tool_input, *arguments, **options, config=_inside(config, call))
+
+        options.pop("config", None)
+        if (call := tools.call_under_way(call_id)) is not None:
+            return await body(call)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        return await called.run(lambda: body(called.call))
+
+    return arun
+
+
+def _arguments(tool: BaseTool, given: Any) -> Any:
+    """Return the arguments of a tool without those that LangChain puts in."""
+    return tool._filter_injected_args(given) if isinstance(given, dict) else given
+
+
+def _inside(config: RunnableConfig, call: ToolCall) -> RunnableConfig:
+    """Return a config in which the graphs that a tool runs are numbered from the call's own number."""
+    configurable = config.get("configurable") or {}
+    scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
+    if not isinstance(scratchpad, PregelScratchpad):
+        return config
+    own = replace(scratchpad, subgraph_counter=count(places.first_graph(call)).__next__)
+    return cast(RunnableConfig, {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: own}})
+
+
 def _sync_wrapper(node: ToolNode, inner: Callable[[ToolCallRequest, Handler], Any] | None) -> Any:
     def wrap(request: ToolCallRequest, handler: Handler) -> Any:
         run = tools.current_run()
@@ -193,7 +329,9 @@ def _sync_wrapper(node: ToolNode, inner: Callable[[ToolCallRequest, Handler], An
 
         if run is None:
             return body()
-        return tools.guarded_in_thread(run, tools.call_of(request, node._messages_key, run), body)
+        call = tools.call_of(request, node._messages_key, run)
+        with tools.of_call(call):
+            return tools.guarded_in_thread(run, call, body, again=_inner_state(run, call, request))
 
     return wrap
 
@@ -215,9 +353,15 @@ def _async_wrapper(
 
         if run is None:
             return await body()
-        return await tools.guarded(run, tools.call_of(request, node._messages_key, run), body)
+        call = tools.call_of(request, node._messages_key, run)
+        with tools.of_call(call):
+            return await tools.guarded(run, call, body, again=_inner_state(run, call, request))
 
     return wrap
+
+
+def _inner_state(run: Run, call: ToolCall, request: ToolCallRequest) -> tools.Again:
+    return lambda: tools.has_inner_state(run, call, request.runtime.config)
 
 
 def _sync_execution(node: ToolNode) -> Handler:
@@ -249,9 +393,14 @@ def answers_calls(node: PregelNode | None) -> bool:
     return (
         isinstance(node.bound, Pregel)
         or holds_tool_node(node.bound)
-        or any(isinstance(value, ToolNode) for value in _held(node.bound))
+        or any(isinstance(value, ToolNode) for value in held(node.bound))
         or bool(node.subgraphs)
     )
+
+
+def answers_calls_itself(node: PregelNode | None) -> bool:
+    """Say whether a node does nothing but run tools behind the journal, or another graph."""
+    return node is not None and (isinstance(node.bound, Pregel) or holds_tool_node(node.bound))
 
 
 def holds_tool_node(body: Any) -> bool:
@@ -261,6 +410,11 @@ def holds_tool_node(body: Any) -> bool:
     if isinstance(body, RunnableSequence):
         return any(holds_tool_node(step) for step in body.steps)
     return isinstance(body, RunnableBindingBase) and holds_tool_node(body.bound)
+
+
+def is_function(graph: object) -> bool:
+    """Say whether a graph was made of a function by `@entrypoint`."""
+    return isinstance(graph, Pregel) and not isinstance(graph, CompiledStateGraph) and PREVIOUS in graph.channels
 
 
 def input_channels(graph: Pregel[Any, Any, Any, Any]) -> frozenset[str]:

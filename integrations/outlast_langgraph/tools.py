@@ -1,31 +1,35 @@
-"""Every tool call of a graph goes through the journal: by the outermost wrapper of its ToolNode, or by a callback.
+"""Every tool call of a graph goes through the journal: by the outermost wrapper of its ToolNode, or where tools run.
 
-The wrapper can answer a call without running anything. The callback, the backstop for tools that a node of the user's
-own calls, can only note the start and refuse a second one; the node is then not entered at all (see `turn`).
+The first knows the model answer that asked for the call. The second sees every other tool that runs in a run, wherever
+it is called and with or without a call id, and knows it by its place in the run; see `places`.
 """
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import ToolException
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from outlast.adapters.journal import Outcome, Result, ToolCall
 from outlast.adapters.run import CURRENT_RUN, Run
-from outlast.core.errors import RunFailed
+from outlast.core.jsontext import fingerprint
+from outlast_langgraph import places
 from outlast_langgraph.messages import if_json, messages_of, told, tool_calls
+from outlast_langgraph.observer import Observer
 from outlast_langgraph.saver import Stopped
 
 _SERDE = JsonPlusSerializer()
 
-_GUARDED: ContextVar[dict[str, Any] | None] = ContextVar("outlast_langgraph_guarded", default=None)
-"""Set while the wrapper runs a body: its first tool is the journal's already."""
+_GUARDED: ContextVar[ToolCall | None] = ContextVar("outlast_langgraph_guarded", default=None)
+"""Set while the wrapper of a ToolNode runs a body: the call whose tool is the journal's already."""
 
 T = TypeVar("T")
 
@@ -60,11 +64,19 @@ def _chosen(message: AIMessage, asked: Any, run: Run) -> ToolCall:
     return run.journal.choose(alike or [call for call in calls if call.call_id == asked["id"]])
 
 
-async def guarded(run: Run, call: ToolCall, body: AsyncBody) -> Any:
+Answered = Callable[[ToolCall, Outcome], Any]
+"""Gives the answer of a call in the form its caller expects."""
+
+Again = Callable[[], Awaitable[bool]]
+"""Says whether a call may be entered again that a dead attempt had started."""
+
+
+async def guarded(
+    run: Run, call: ToolCall, body: AsyncBody, *, answered: Answered | None = None, again: Again | None = None
+) -> Any:
     """Run a body once, or answer the call from the journal."""
-    if (answer := await _start(run, call)) is not None:
-        return answer
-    token = _GUARDED.set({"call_id": call.call_id})
+    if (answer := await _durably(run.journal.start(call, again=again))) is not None:
+        return (answered or value_of)(call, answer)
     try:
         with run.journal.body(call):
             value = await body()
@@ -76,17 +88,16 @@ async def guarded(run: Run, call: ToolCall, body: AsyncBody) -> Any:
     except Exception as error:
         await _durably(run.journal.failed(call, error))
         raise
-    finally:
-        _GUARDED.reset(token)
     await _durably(run.journal.done(call, outcome_of(value)))
     return value
 
 
-def guarded_in_thread(run: Run, call: ToolCall, body: Body) -> Any:
-    """The same for a graph that was called synchronously."""
-    if (answer := run.blocking(_start(run, call))) is not None:
-        return answer
-    token = _GUARDED.set({"call_id": call.call_id})
+def guarded_in_thread(
+    run: Run, call: ToolCall, body: Body, *, answered: Answered | None = None, again: Again | None = None
+) -> Any:
+    """The same for a tool that is called synchronously."""
+    if (answer := run.blocking(_durably(run.journal.start(call, again=again)))) is not None:
+        return (answered or value_of)(call, answer)
     try:
         with run.journal.body(call):
             value = body()
@@ -96,10 +107,24 @@ def guarded_in_thread(run: Run, call: ToolCall, body: Body) -> Any:
     except Exception as error:
         run.blocking(_durably(run.journal.failed(call, error)))
         raise
-    finally:
-        _GUARDED.reset(token)
     run.blocking(_durably(run.journal.done(call, outcome_of(value))))
     return value
+
+
+@contextmanager
+def of_call(call: ToolCall | None) -> Iterator[None]:
+    """Surround what runs the tool of a call that the journal has; None for the tool's own code, whose tools are others."""
+    token = _GUARDED.set(call)
+    try:
+        yield
+    finally:
+        _GUARDED.reset(token)
+
+
+def call_under_way(call_id: str | None) -> ToolCall | None:
+    """Return the call that the journal has and whose tool begins, if there is one."""
+    found = _GUARDED.get()
+    return found if found is not None and found.call_id == call_id else None
 
 
 async def _durably(work: Awaitable[T]) -> T:
@@ -108,12 +133,6 @@ async def _durably(work: Awaitable[T]) -> T:
         return await work
     except Exception as error:
         raise Stopped(error) from error
-
-
-async def _start(run: Run, call: ToolCall) -> Any:
-    """Return the answer of a call in the framework's form, or None when its body may run."""
-    answer = await _durably(run.journal.start(call))
-    return None if answer is None else value_of(call, answer)
 
 
 async def _cancelled(run: Run, call: ToolCall, error: asyncio.CancelledError) -> BaseException:
@@ -166,61 +185,57 @@ def message_of(call: ToolCall, outcome: Outcome) -> ToolMessage:
     )
 
 
-class Backstop(BaseCallbackHandler):
-    """Sees every tool a graph runs, also in nodes of the user's own, and refuses one that an earlier attempt started.
+TASK, LOOP = "task:", "loop:"
+"""Begin the keys of calls that are known by their place, and of notes that a model was called there before them."""
 
-    A sync handler, since errors of an async one are swallowed whenever a tool runs by its sync path; not inline, so
-    that in async code it runs in a thread and may wait for the journal.
-    """
 
-    raise_error = True
-    run_inline = False
+class Called:
+    """A tool that runs past the journal of a ToolNode: called by a node of the user's own, a task, or another tool."""
 
-    def __init__(self, run: Run, told: set[str | None]) -> None:
-        self._run, self._told = run, told
-        self._calls: dict[Any, ToolCall] = {}
-        self._counts: dict[str, int] = {}
+    def __init__(
+        self, observer: Observer, name: str, call_id: str | None, arguments: Any, config: RunnableConfig
+    ) -> None:
+        self._observer, self._config = observer, config
+        shown = if_json(arguments, repr(arguments))
+        place = places.place(observer.steady, config)
+        what = f"{call_id or ''}:{name}:{fingerprint(shown)}"
+        self.call = ToolCall(f"{TASK}{place.name}:{what}:{observer.run.order(place, what)}", call_id, name, shown)
+        self._place = place.name
+        observer.told.add(call_id)
 
-    def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: Any, **details: Any) -> None:
-        call_id, guard = details.get("tool_call_id"), _GUARDED.get()
-        if guard is not None and guard.get("call_id", "none") == call_id:
-            guard["call_id"] = "none"
-            return
-        name = (serialized or {}).get("name") or details.get("name") or "tool"
-        namespace = (details.get("metadata") or {}).get("langgraph_checkpoint_ns", "?")
-        call = ToolCall(
-            self._key(namespace, call_id, name, input_str), call_id, name, if_json(details.get("inputs"), None)
-        )
-        self._told.add(call_id)
-        if self._run.blocking(_start(self._run, call)) is not None:
-            raise Stopped(
-                RunFailed(
-                    "tool_would_repeat",
-                    f"the tool {name!r} was started before and would run again: its node cannot be entered again",
-                )
-            )
-        self._calls[run_id] = call
+    async def run(self, body: AsyncBody) -> Any:
+        """Run the tool once, or give what the journal has in its place."""
+        await _durably(self._begin())
+        return await guarded(self._observer.run, self.call, body, answered=plainly, again=self._again)
 
-    def _key(self, namespace: str, call_id: str | None, name: str, input_str: str) -> str:
-        """Key a call by its task, which is the same in every attempt, and by what it asks for, in order."""
-        base = f"task:{namespace}:{call_id}" if call_id else f"task:{namespace}:{name}:{input_str}"
-        if call_id:
-            return base
-        self._counts[base] = self._counts.get(base, 0) + 1
-        return f"{base}:{self._counts[base]}"
+    def run_in_thread(self, body: Body) -> Any:
+        run = self._observer.run
+        run.blocking(_durably(self._begin()))
+        return guarded_in_thread(run, self.call, body, answered=plainly, again=self._again)
 
-    def on_tool_end(self, output: Any, *, run_id: Any, **details: Any) -> None:
-        if (call := self._calls.pop(run_id, None)) is not None:
-            self._run.blocking(_durably(self._run.journal.done(call, outcome_of(output))))
+    async def _again(self) -> bool:
+        return await has_inner_state(self._observer.run, self.call, self._config)
 
-    def on_tool_error(self, error: BaseException, *, run_id: Any, **details: Any) -> None:
-        call = self._calls.pop(run_id, None)
-        if call is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, GraphBubbleUp):
-            self._run.blocking(_durably(self._run.journal.waiting(call)))
-        else:
-            self._run.blocking(_durably(self._run.journal.failed(call, error)))
+    async def _begin(self) -> None:
+        """Note where a node calls tools that a model may have asked for in that very node."""
+        await self._observer.stored()
+        if self._place in self._observer.models:
+            self._observer.models.discard(self._place)
+            run, step = self._observer.run, places.checkpoint(self._config)
+            await run.context.write(parts=[run.journal.used(f"{LOOP}{step}:{self._place}")])
+
+
+async def has_inner_state(run: Run, call: ToolCall, config: RunnableConfig) -> bool:
+    """Say whether a graph that the tool of a call runs has a state to go on from."""
+    namespace = places.inner(config, call)
+    return namespace is not None and await run.history.head(namespace) is not None
+
+
+def plainly(call: ToolCall, outcome: Outcome) -> Any:
+    """Return an outcome as the tool itself would: where it raised, this raises."""
+    if outcome.value is None and outcome.result == "error":
+        raise ToolException(outcome.output)
+    return value_of(call, outcome) if outcome.value is not None or call.call_id else outcome.output
 
 
 def current_run() -> Run | None:

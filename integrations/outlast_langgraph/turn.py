@@ -6,7 +6,7 @@ at once cannot be continued, and the run fails with a sentence that says so.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -15,7 +15,6 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.constants import END, START
-from langgraph.runtime import get_runtime
 from langgraph.types import Command, PregelTask, StateSnapshot
 
 from outlast.adapters.inputs import Answers, Messages
@@ -24,10 +23,11 @@ from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Result
 from outlast.adapters.run import EFFECT, Place, Run
 from outlast.core.errors import AgentResumeError, RunFailed
-from outlast.core.records import CallState
+from outlast.core.jsontext import decode, fingerprint
+from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
-from outlast_langgraph import asking, seams
-from outlast_langgraph.graph import GraphInput, WrappedGraph
+from outlast_langgraph import asking, places, seams
+from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
     OpenCalls,
@@ -40,7 +40,8 @@ from outlast_langgraph.messages import (
 )
 from outlast_langgraph.observer import Observer
 from outlast_langgraph.saver import OBSERVER, OBSERVERS, RUN_KEY, Stopped, answers_key, asked_key
-from outlast_langgraph.tools import Backstop, message_of
+from outlast_langgraph.tools import LOOP, TASK, message_of
+from outlast_langgraph.watch import Watch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ def at_the_border(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[An
     return called
 
 
+LIMIT = "recursion_limit"
 STREAM_MODES = ["messages", "custom", "tasks"]
 
 
@@ -70,16 +72,24 @@ class LangGraphTurn:
         self._key = graph.messages_key or "messages"
         self._observer = Observer(run)
         self._observer.answering = isinstance(input, Answers)
+        self._heads: Sequence[str] = ()
         run_key = uuid.uuid4().hex
         OBSERVERS[run_key] = self._observer
         OBSERVER.set(self._observer)
         context = run.context
-        run.place = _place
+        run.place = self._place
+        settings = {key: value for key, value in context.config.items() if key not in graph.context_keys}
+        limit = _limit(settings.pop(LIMIT)) if LIMIT in settings else {}
+        self._context = graph.context_of(context.config)
         self._config: RunnableConfig = {
-            "configurable": {**context.config, "thread_id": run.history.thread, RUN_KEY: run_key},
-            "callbacks": [Backstop(run, self._observer.told)],
+            **limit,
+            "configurable": {**settings, "thread_id": run.history.thread, RUN_KEY: run_key},
+            "callbacks": [Watch(self._observer)],
             "metadata": {"invocation_id": context.invocation_id},
         }
+
+    def _place(self) -> Place:
+        return places.place(self._observer.steady, get_config())
 
     # What the history says ------------------------------------------------------------------------------------------
 
@@ -114,6 +124,9 @@ class LangGraphTurn:
                 return await self._answer(await self._state(), value)
             case Messages(messages):
                 return await self._begin({self._key: from_input(messages, self._id)})
+            case Argument(value):
+                await asking.close(self._run)
+                return await self._go(value)
             case None:
                 raise AgentResumeError("empty")
             case _:
@@ -160,7 +173,9 @@ class LangGraphTurn:
             return await self._result(snapshot)
         if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
             return await self._result(snapshot)
-        opened = self._open(snapshot)
+        self._heads = await self._run.history.heads()
+        pending = {row.key for row in await self._run.journal.rows() if row.state is CallState.PENDING}
+        opened = self._open(snapshot, pending)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
         for at, calls in opened:
@@ -197,7 +212,7 @@ class LangGraphTurn:
             case ResumeKind.RECOVER_TOOLS:
                 return await self.go_on()
             case ResumeKind.CALL_MODEL:
-                if not snapshot.next:
+                if not snapshot.next and not snapshot.tasks:
                     await self._graph.guarded.aupdate_state(self._at(snapshot), {}, as_node=START)
                 return await self.go_on()
 
@@ -228,26 +243,46 @@ class LangGraphTurn:
                 return await self._state()
         return snapshot
 
-    def _open(self, snapshot: StateSnapshot) -> list[tuple[StateSnapshot, OpenCalls]]:
+    def _open(self, snapshot: StateSnapshot, pending: Collection[str] = ()) -> list[tuple[StateSnapshot, OpenCalls]]:
         """Find the open calls of the graph and of its subgraphs, and have the journal answer them.
 
-        Where an input is stored but not taken in yet, the answers are in it: to write them would drop the input.
+        Where an input is stored but not taken in yet, the answers are in it: to write them would drop the input. About
+        `pending` calls, which did not begin, middleware that asks a person does so now.
         """
         found = []
         for at in _deep(snapshot):
             if not _has_input_before_it(at) and (calls := self._open_of(at)) is not None:
+                if self._is_at_middleware(at) and all(call.key in pending for call in calls.calls):
+                    continue
                 found.append((at, calls))
                 if not isinstance(self._input, Answers):
-                    self._run.journal.dead.update(call.key for call in calls.calls)
+                    asked = seams.asked_about_in_tools(seams.nodes_at(self._graph.guarded, _namespace(at)))
+                    ask = {call.key for call in calls.calls if call.name in asked}.intersection(pending)
+                    self._run.journal.dead.update({call.key for call in calls.calls} - ask)
         return found
 
+    def _is_at_middleware(self, at: StateSnapshot) -> bool:
+        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        open_nodes = [nodes.get(task.name) for task in at.tasks if not task.result]
+        return bool(open_nodes) and all(map(seams.is_middleware, open_nodes))
+
     def _open_of(self, at: StateSnapshot) -> OpenCalls | None:
+        if self._graph.is_function and not _namespace(at):
+            return None
         return open_calls(messages_of(at.values, self._key)) if at.values else None
 
     def _may_enter(self, at: StateSnapshot) -> bool:
-        """Say whether the node that answers the open calls can be entered again without running a tool."""
+        """Say whether the node that answers the open calls can be entered again without running a tool.
+
+        One in which other graphs have a state is entered, so that they go on.
+        """
         nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
-        return any(seams.answers_calls(nodes.get(task.name)) for task in at.tasks if not task.result)
+        open_tasks = [task for task in at.tasks if not task.result]
+        return any(seams.answers_calls(nodes.get(task.name)) for task in open_tasks) or any(
+            head.startswith(f"{_task_name(at, task)}|") or head == _task_name(at, task)
+            for task in open_tasks
+            for head in self._heads
+        )
 
     async def _answer_for(self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED) -> None:
         """Write the answers in the name of the node that would have run the tools."""
@@ -268,10 +303,8 @@ class LangGraphTurn:
         self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED
     ) -> list[ToolMessage]:
         """One result for each open call: the journal's, where it has one; that nobody approved it, where it was asked."""
-        known, undecided = {row.key for row in await self._run.journal.rows()}, await self._run.history.undecided()
-        proven, answers = self._is_proven(at), []
-        for call in opened.calls:
-            call = next((noted for noted in self._by_backstop(at, call) if noted.key in known), call)
+        undecided, proven, answers = await self._run.history.undecided(), self._is_proven(at), []
+        for call in self._as_noted(at, opened.calls, await self._run.journal.rows()):
             self._observer.told.add(call.call_id)
             if (answer := asking.unapproved(undecided, call)) is not None:
                 answers.append(message_of(call, await self._run.journal.decided(call, answer)))
@@ -280,11 +313,15 @@ class LangGraphTurn:
             answers.append(message_of(call, outcome))
         return answers
 
-    def _by_backstop(self, at: StateSnapshot, call: ToolCall) -> Iterator[ToolCall]:
-        """Name a call as the backstop does in the open tasks."""
-        above = f"{_namespace(at)}|" if _namespace(at) else ""
-        for task in at.tasks:
-            yield replace(call, key=f"task:{above}{task.name}:{task.id}:{call.call_id}")
+    def _as_noted(self, at: StateSnapshot, calls: Sequence[ToolCall], rows: Sequence[Call]) -> Iterator[ToolCall]:
+        """Name calls as they are noted where their tools ran: in an open task, by their ids or by what they ask for."""
+        here = tuple(f"{TASK}{_task_name(at, task)}:" for task in at.tasks)
+        noted = [row for row in rows if row.key.startswith(here)]
+        for call in calls:
+            alike = [row for row in noted if _is_of(row, call)]
+            if alike:
+                noted.remove(alike[0])
+            yield replace(call, key=alike[0].key) if alike else call
 
     def _is_proven(self, at: StateSnapshot) -> bool:
         """Say whether the tools of the open calls could run through the journal only."""
@@ -294,31 +331,60 @@ class LangGraphTurn:
 
     async def _refuse_lost(self, snapshot: StateSnapshot) -> None:
         """Refuse where tools would run again and nothing could stop it."""
-        mine = [row for row in await self._run.journal.rows() if row.invocation_number == self._run.context.lease[0]]
-        known, entered = set[str](), list[PregelTask]()
+        rows = await self._run.journal.rows()
+        mine = [row for row in rows if row.invocation_number == self._run.context.lease[0]]
+        known, entered = set[str](), set[str]()
         for at in _deep(snapshot):
             known.update(message.id or "" for message in messages_of(at.values, self._key) if at.values)
-            if self._open_of(at) is None:
+            if self._open_of(at) is None or self._may_enter(at):
                 nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
-                entered += [
-                    task for task in at.tasks if not task.result and not seams.answers_calls(nodes.get(task.name))
-                ]
-        for row in mine:
-            if row.state not in (CallState.STARTED, CallState.DONE) or row.key.startswith(EFFECT):
-                continue
-            if row.key.startswith("task:"):
-                if any(task.id in row.key for task in entered):
+                entered.update(
+                    _task_name(at, task)
+                    for task in at.tasks
+                    if not task.result and not seams.answers_calls_itself(nodes.get(task.name))
+                )
+        lost = [row for row in mine if row.state in (CallState.STARTED, CallState.DONE) and _is_call(row)]
+        for row in rows:
+            if row.key.startswith(LOOP) and (again := await self._cut_off_loop(row, entered)) is not None:
+                ran = [one.name for one in lost if one.key.startswith(f"{TASK}{again}:")]
+                if ran:
                     raise RunFailed(
                         "cannot_recover",
-                        f"a node of the graph runs tools and the model by itself, and the tool {row.name!r} had started "
-                        "there: entering it again would run tools twice. Use a ToolNode, or send a new message",
+                        f"a node of the graph runs tools and the model by itself, and the tool {ran[-1]!r} had started "
+                        "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
                     )
-            elif row.key.rpartition(":")[0] not in known:
+        unknown = [row for row in lost if not row.key.startswith(TASK) and _answer_of(row) not in known]
+        if unknown:
+            known = await self._said_inside(entered)
+        for row in unknown:
+            if _answer_of(row) not in known:
                 raise RunFailed(
                     "cannot_recover",
                     f"the tool {row.name!r} ran for a model answer that no checkpoint holds (a subgraph with "
                     "checkpointer=False, or one the graph reaches in a way that cannot be seen)",
                 )
+
+    async def _cut_off_loop(self, row: Call, entered: Collection[str]) -> str | None:
+        """Return the place of a note about a model if what called it there is to begin again."""
+        step, _, place = row.key.removeprefix(LOOP).partition(":")
+        if not any(place == task or place.startswith(f"{task}|") for task in entered):
+            return None
+        namespace = place.rpartition("|")[0]
+        while namespace and namespace not in self._heads:
+            namespace = namespace.rpartition("|")[0]
+        if await self._run.history.head(namespace) != step:
+            return None
+        returned = await self._graph.returned_tasks(self._config, namespace)
+        return None if place.rpartition(":")[2] in returned else place
+
+    async def _said_inside(self, entered: Collection[str]) -> set[str]:
+        """Return the ids of the messages in graphs that tasks run and that the state of the graph does not show."""
+        known = set[str]()
+        for head in self._heads:
+            if any(head == task or head.startswith(f"{task}|") for task in entered):
+                values = await self._graph.values_at(self._config, head)
+                known.update(str(message.id) for value in values.values() for message in messages_of({"": value}, ""))
+        return known
 
     # Close ----------------------------------------------------------------------------------------------------------
 
@@ -357,7 +423,7 @@ class LangGraphTurn:
     async def _go(self, input: Any) -> Result:
         try:
             stream = self._graph.guarded.astream(
-                input, self._config, stream_mode=STREAM_MODES, subgraphs=True, durability="sync"
+                input, self._config, context=self._context, stream_mode=STREAM_MODES, subgraphs=True, durability="sync"
             )  # type: ignore[call-overload]
             async for namespace, mode, payload in stream:
                 self._observer.take(namespace, mode, payload)
@@ -386,6 +452,8 @@ class LangGraphTurn:
     # Result ---------------------------------------------------------------------------------------------------------
 
     async def _result(self, snapshot: StateSnapshot) -> Result:
+        if self._graph.is_function:
+            return await self._returned(snapshot)
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
@@ -402,6 +470,21 @@ class LangGraphTurn:
             state=self._graph.other_state(snapshot.values),
         )
 
+    async def _returned(self, snapshot: StateSnapshot) -> Result:
+        if interrupts := asking.interrupts_of(snapshot):
+            last = self._last_said(snapshot)
+            return await asking.ask(self._run, interrupts, last.text if last is not None else "", ())
+        messages, text, value = self._graph.returned(snapshot.values)
+        said = messages[-1] if messages else None
+        usage = total(usage_of(message) for message in messages)
+        return output(
+            text=text,
+            messages=[as_json(message) for message in messages],
+            usage=usage,
+            stop_reason=stop_reason(said).value if isinstance(said, AIMessage) else "stop",
+            final_output=value,
+        )
+
     def _last_said(self, snapshot: StateSnapshot) -> AIMessage | None:
         """Return the last that a model said in this turn, also in a subgraph that came to a halt."""
         found = [self._of_this_turn(messages_of(at.values, self._key)) for at in _deep(snapshot) if at.values]
@@ -416,14 +499,40 @@ class LangGraphTurn:
         return list(messages[start + 1 :])
 
 
-def _place() -> Place:
-    """Say which task of the graph is running: its id is the same in every attempt, and in a run that brings answers."""
-    task = get_config().get("metadata", {}).get("langgraph_checkpoint_ns", "")
-    return Place(str(task), getattr(getattr(get_runtime(), "execution_info", None), "node_attempt", 1))
-
-
 def _invocation(snapshot: StateSnapshot) -> object:
     return (snapshot.metadata or {}).get("invocation_id")
+
+
+def _limit(value: Any) -> RunnableConfig:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RunFailed("invalid_config", f"{LIMIT} is a number from 1, not {value!r}")
+    return {"recursion_limit": value}
+
+
+def _task_name(at: StateSnapshot, task: PregelTask) -> str:
+    """Name a task as its code does, which sees it in its config."""
+    above = _namespace(at)
+    return f"{above}|{task.name}:{task.id}" if above else f"{task.name}:{task.id}"
+
+
+def _is_call(row: Call) -> bool:
+    return not row.key.startswith((EFFECT, LOOP))
+
+
+def _answer_of(row: Call) -> str:
+    """Return the id of the model answer that asked for a call."""
+    return row.key.rpartition(":")[0]
+
+
+def _is_of(row: Call, call: ToolCall) -> bool:
+    """Say whether a row is of a call. Tools that are called without an id are known by what they are asked."""
+    if row.call_id is not None:
+        return row.call_id == call.call_id
+    return (
+        row.name == call.name
+        and row.arguments is not None
+        and fingerprint(decode(row.arguments)) == fingerprint(call.arguments)
+    )
 
 
 def _namespace(snapshot: StateSnapshot) -> str:

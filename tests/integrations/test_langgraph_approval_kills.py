@@ -40,7 +40,8 @@ async def buy(url: str, folder: str, mode: Any) -> dict[str, Any]:
         chat = LangGraphAgent(create_agent(model, [pay], middleware=[asking])).session("s", store=store)
         asked = await chat.run("buy", id=ASK)
         if asked.interrupt is None:
-            # Killed before it asked: the call is answered as not run, and the model may ask for it again.
+            # The middleware asks where the tool would run: nobody knows any more which of the two had begun.
+            assert (mode, asked.messages[1]["content"]) == ("per_call", INTERRUPTED_RESULT)
             return {"text": asked.text, "history": await chat.messages()}
         (approval,) = asked.interrupt["approvals"]
         reply = await chat.run({"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}}, id=DECIDE)

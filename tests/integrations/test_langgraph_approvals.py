@@ -164,7 +164,7 @@ async def test_a_decision_that_does_not_fit_runs_nothing(
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])
 async def test_a_new_message_closes_what_is_open(local: LocalStore, mode: str) -> None:
-    # BR-11
+    # BR-11, BR-61
     shop = Shop(5, mode=mode)
     chat = shop.chat(local)
     (approval,) = asked(await chat.run("buy"))

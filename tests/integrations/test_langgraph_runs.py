@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypedDict
@@ -171,16 +172,19 @@ def test_failure_after_a_tool_is_final_and_the_next_message_closes_the_call(stor
     # BR-08, BR-09, BR-11
     ran: list[str] = []
     views: Views = []
+    worked = threading.Event()
 
     @tool
     def good() -> str:
         """Work."""
         ran.append("good")
+        worked.set()
         return "fine"
 
     @tool
     def bad() -> str:
-        """Do not work."""
+        """Do not work, once the other does: a failure cancels what has not begun."""
+        assert worked.wait(10)
         ran.append("bad")
         raise ValueError("404")
 

@@ -17,7 +17,7 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -184,6 +184,30 @@ def own_node(world: World) -> Any:
     return loop_graph(world, run)
 
 
+def own_node_without_ids(world: World) -> Any:
+    by_name = {found.name: found for found in world.tools()}
+
+    async def run(state: MessagesState) -> dict[str, Any]:
+        last = state["messages"][-1]
+        assert isinstance(last, AIMessage)
+        results = [(await by_name[call["name"]].ainvoke(call["args"]), call["id"]) for call in last.tool_calls]
+        return {"messages": [ToolMessage(result, tool_call_id=id or "") for result, id in results]}
+
+    return loop_graph(world, run)
+
+
+def sync_node_without_ids(world: World) -> Any:
+    by_name = {found.name: found for found in world.sync_tools()}
+
+    def run(state: MessagesState) -> dict[str, Any]:
+        last = state["messages"][-1]
+        assert isinstance(last, AIMessage)
+        results = [(by_name[call["name"]].invoke(call["args"]), call["id"]) for call in last.tool_calls]
+        return {"messages": [ToolMessage(result, tool_call_id=id or "") for result, id in results]}
+
+    return loop_graph(world, run)
+
+
 def plain_functions(world: World) -> Any:
     a, b = (found.coroutine for found in world.tools())  # type: ignore[attr-defined]
 
@@ -199,19 +223,6 @@ def plain_functions(world: World) -> Any:
         }
 
     return loop_graph(world, run)
-
-
-def agent_as_tool(world: World) -> Any:
-    deep = create_agent(world.model, world.tools())
-
-    @tool("a")
-    async def ask(x: int) -> str:
-        """Ask another agent."""
-        world.effects.append("outer")
-        answer = await deep.ainvoke({"messages": [HumanMessage("inner question")]})
-        return str(answer["messages"][-1].content)
-
-    return create_agent(world.model, [ask, world.tools()[1]])
 
 
 def one_node(world: World) -> Any:
@@ -244,6 +255,8 @@ SHAPES: dict[str, tuple[Callable[[World], Any], list[str]]] = {
         (piped, [A, UNKNOWN]),
         (tool_node_in_function, [A, UNKNOWN]),
         (own_node, [A, UNKNOWN]),
+        (own_node_without_ids, [A, UNKNOWN]),
+        (sync_node_without_ids, [A, UNKNOWN]),
         (plain_functions, [UNKNOWN, UNKNOWN]),
     ]
 }
@@ -338,15 +351,6 @@ def test_every_shape_on_every_store(
     check: Callable[[KillHarness, str, Path, str], None],
 ) -> None:
     check(harness, store_url, tmp_path, shape)
-
-
-def test_agent_in_a_tool_is_answered_and_not_entered(harness: KillHarness, tmp_path: Path) -> None:
-    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "shape": "agent_as_tool", "folder": str(tmp_path)}
-    assert harness.run(talk, {**where, "message": "hi", "kill": True}).killed
-    before = EffectsLog(tmp_path / "effects").read()
-    recovered = harness.run(talk, {**where, "message": None}).result
-    assert (recovered["status"], recovered["results"]) == ("completed", [UNKNOWN, UNKNOWN])
-    assert EffectsLog(tmp_path / "effects").read() == before
 
 
 def test_node_that_is_a_whole_loop_is_refused(harness: KillHarness, tmp_path: Path) -> None:

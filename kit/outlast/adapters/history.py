@@ -99,6 +99,10 @@ class History:
         """Return the id of the checkpoint from which a namespace goes on."""
         return await self._store.read.head(self.scope, namespace)
 
+    async def heads(self) -> list[str]:
+        """Name the namespaces that go on from a checkpoint, those of subgraphs among them."""
+        return await self._store.read.heads(self.scope)
+
     async def checkpoint(self, namespace: str, id: str | None = None) -> Checkpoint | None:
         """Return a checkpoint, with digests for its parts; without an id, the head."""
         return await self._store.read.checkpoint(self.scope, namespace, id)

@@ -8,7 +8,7 @@ dead attempt "it did not run". Only a waiting call, and a tool declared safe, ma
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -110,12 +110,17 @@ class ToolJournal:
         """Return the first of some calls that look alike which is not under way yet."""
         return next((call for call in calls if call.key not in self._busy), calls[0])
 
-    async def start(self, call: ToolCall) -> Outcome | None:
-        """Return how a call is answered, or None when its body may run now; then that it started is durable."""
+    async def start(self, call: ToolCall, *, again: Callable[[], Awaitable[bool]] | None = None) -> Outcome | None:
+        """Return how a call is answered, or None when its body may run now; then that it started is durable.
+
+        `again` says of a call that another attempt started whether it may be entered again, to go on inside.
+        """
         self._busy.add(call.key)
         row = await self._row(call)
-        answer = self._answer(call, row)
-        if answer is not None:
+        answer, enters = self._answer(call, row), False
+        if answer is INTERRUPTED and again is not None and row is not None and self._was_left(row):
+            enters = await again()
+        if answer is not None and not enters:
             return await self._answered(call, row, answer)
         await self._context.assured()
         self._events.flush()
@@ -124,7 +129,7 @@ class ToolJournal:
         position = self._context.next_position() if first else None
         part = journal.started(
             scope=self._history.scope, key=call.key, token=token, call_id=call.call_id, name=call.name,
-            arguments=_text(call.arguments), position=position, again=call.name in self._rerun_safe,
+            arguments=_text(call.arguments), position=position, again=enters or call.name in self._rerun_safe,
         )  # fmt: skip
         started = self._rows[call.key] = await self._context.journal(part, events=[_started(call)] if first else [])
         if started.token != token:
@@ -260,8 +265,12 @@ class ToolJournal:
             case CallState.PENDING:
                 return None if may_run else NOT_RUN
             case CallState.STARTED:
-                again = run and call.name in self._rerun_safe and not self.is_mine(row)
+                again = run and call.name in self._rerun_safe and self._was_left(row)
                 return None if again else INTERRUPTED
+
+    def _was_left(self, row: Call) -> bool:
+        """Say whether another attempt started a call, whose outcome nobody knows."""
+        return row.state is CallState.STARTED and not self.is_mine(row)
 
     async def _answered(
         self, call: ToolCall, row: Call | None, answer: Outcome, *, origin: str = "recovery"

@@ -50,8 +50,12 @@ class Run:
         """Name a side effect by where it happens, what it is of, and which of its kind it is there."""
         place = self.place()
         what = f"{name}:{hashlib.sha256(arguments.encode()).hexdigest()}"
+        return f"{EFFECT}{place.name}:{what}:{self.order(place, what)}"
+
+    def order(self, place: Place, what: str) -> int:
+        """Count what happens at a place, from 1 in each entry."""
         self._counts[place, what] += 1
-        return f"{EFFECT}{place.name}:{what}:{self._counts[place, what]}"
+        return self._counts[place, what]
 
     @classmethod
     async def of(cls, context: InvocationContext, *, rerun_safe: Collection[str] = ()) -> "Run":

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from outlast.adapters.local import Agent, LocalStore, open_store
@@ -58,15 +58,19 @@ class ChatSession:
         """The same methods for code without asyncio."""
         return SyncChatSession(self)
 
-    async def run(self, message: Any, *, id: str | None = None, wait: float = 0) -> Reply:
-        """Run the agent on a message and return its reply.
+    async def run(
+        self, message: Any, *, id: str | None = None, wait: float = 0, config: Mapping[str, Any] | None = None
+    ) -> Reply:
+        """Run the agent on a message and return its reply. `config` has settings that the agent declared.
 
         Raises SessionBusy when the session is running and stays so for `wait` seconds, and RunFailed when the run
         failed. The same `id`, a UUID, again returns the same run.
         """
-        return reply_of(await self._ended(self.stream(message, id=id, wait=wait)))
+        return reply_of(await self._ended(self.stream(message, id=id, wait=wait, config=config)))
 
-    async def stream(self, message: Any, *, id: str | None = None, wait: float = 0) -> AsyncIterator[dict[str, Any]]:
+    async def stream(
+        self, message: Any, *, id: str | None = None, wait: float = 0, config: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Run the agent on a message and give its events; the last one, `agent.run.finished`, has the reply.
 
         Leaving the iteration early does not stop the run.
@@ -77,21 +81,23 @@ class ChatSession:
             id = id or str(uuid.uuid4())
             if (dead := await self._free(engine, wait, keep=id)) is not None:
                 await self._adopt(engine, dead)
-        invocation = await self._accept(engine, Kind.MESSAGE, message, id, wait)
+        invocation = await self._accept(engine, Kind.MESSAGE, message, id, wait, config)
         async for event in _followed(engine, invocation, 0):
             yield event
 
-    async def resume(self, *, agent: ResumableAgent | None = None, wait: float = 0) -> Reply:
+    async def resume(
+        self, *, agent: ResumableAgent | None = None, wait: float = 0, config: Mapping[str, Any] | None = None
+    ) -> Reply:
         """Go on where the session was interrupted and return the reply.
 
         `agent` goes on in place of this session's own: one of the same name with another model or other tools. A run
         whose process died goes on itself. Raises AgentResumeError when there is nothing to resume, SessionBusy and
         RunFailed as `run` does.
         """
-        return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait)))
+        return reply_of(await self._ended(self.stream_resume(agent=agent, wait=wait, config=config)))
 
     async def stream_resume(
-        self, *, agent: ResumableAgent | None = None, wait: float = 0
+        self, *, agent: ResumableAgent | None = None, wait: float = 0, config: Mapping[str, Any] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Go on where the session was interrupted and give the events from there."""
         agent = agent or self._agent
@@ -106,7 +112,7 @@ class ChatSession:
             await self._adopt(engine, run)
         else:
             await agent.require_resumable(engine.store, PRINCIPAL, self.id)
-            run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait)
+            run = await self._accept(engine, Kind.RESUME, None, str(uuid.uuid4()), wait, config)
         async for event in _followed(engine, run, after):
             yield event
 
@@ -139,10 +145,12 @@ class ChatSession:
             await engine.cancel(PRINCIPAL, found.id)
         return found is not None
 
-    async def _accept(self, engine: Engine, kind: Kind, input: Any, id: str, wait: float) -> Invocation:
+    async def _accept(
+        self, engine: Engine, kind: Kind, input: Any, id: str, wait: float, config: Mapping[str, Any] | None
+    ) -> Invocation:
         request = Request.of(
             principal=PRINCIPAL, id=id, session_id=self.id, agent=self._agent.name, input=input, kind=kind,
-            on_active=OnActive.REJECT,
+            on_active=OnActive.REJECT, config=config,
         )  # fmt: skip
         give_up = asyncio.get_running_loop().time() + wait
         while True:

@@ -306,6 +306,11 @@ class Reader:
         query = select(heads.c.checkpoint).where(heads.c.scope == scope, heads.c.namespace == namespace)
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
+    async def heads(self, scope: str) -> list[str]:
+        """Name the namespaces of a history that go on from a checkpoint."""
+        query = select(heads.c.namespace).where(heads.c.scope == scope).order_by(heads.c.namespace)
+        return list(await self._run(lambda connection: connection.execute(query).scalars().all(), patient=True))
+
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
         """Read a checkpoint with its pending writes, in digests; without an id, the head of the namespace."""
         return await self._run(

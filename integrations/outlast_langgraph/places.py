@@ -1,0 +1,64 @@
+"""Where the code of a graph runs, by names that every attempt gives to the same place.
+
+LangGraph names a task by the namespaces of the graphs it is in. Its id is the same in every attempt where those graphs
+keep their state; below one that keeps none, the place is the last task above it that has such an id.
+"""
+
+import hashlib
+from collections.abc import Collection
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import get_runtime
+
+from outlast.adapters.journal import ToolCall
+from outlast.adapters.run import Place
+
+
+def place(steady: Collection[str], config: RunnableConfig) -> Place:
+    """Return where code runs, and in which entry of this attempt. `steady` names the graphs that keep their state."""
+    try:
+        entry = getattr(get_runtime().execution_info, "node_attempt", 1)
+    except (RuntimeError, KeyError):
+        entry = 1
+    return Place(task(steady, namespace(config)), entry)
+
+
+def namespace(config: RunnableConfig) -> str:
+    """Return the name of the task that code runs in, as LangGraph has it."""
+    return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
+
+
+def checkpoint(config: RunnableConfig) -> str:
+    """Return the id of the checkpoint of the graph whose task the code runs in."""
+    above = namespace(config).rpartition("|")[0]
+    return str((config["configurable"].get("checkpoint_map") or {}).get(above, ""))
+
+
+def is_called(config: RunnableConfig) -> bool:
+    """Say whether code runs in a `@task`, whose id is that of its place in the code that called it."""
+    path = tuple((config.get("metadata") or {}).get("langgraph_path") or ())
+    return len(path) == 4 and path[-1] is True
+
+
+def task(steady: Collection[str], namespace: str) -> str:
+    """Return the innermost task around a namespace whose id is the same in every attempt."""
+    parts = namespace.split("|")
+    for end in range(1, len(parts)):
+        if not parts[end].isdigit() and "|".join(parts[:end]) not in steady:
+            return "|".join(parts[: end - 1 if parts[end - 1].isdigit() else end])
+    return namespace
+
+
+def inner(config: RunnableConfig, call: ToolCall) -> str | None:
+    """Return the namespace of the first graph that the tool of a call runs."""
+    namespace = config["configurable"].get("checkpoint_ns")
+    return f"{namespace}|{first_graph(call)}" if namespace else None
+
+
+def first_graph(call: ToolCall) -> int:
+    """Return the number of the first graph that the tool of a call runs.
+
+    LangGraph numbers the graphs that run in one task in their order. After a crash some calls are answered and run
+    none, so that each call has numbers of its own.
+    """
+    return int.from_bytes(hashlib.sha256(call.key.encode()).digest()[:6], "big") + 1

@@ -1,0 +1,42 @@
+"""What a run hears of its graph through LangChain's callbacks."""
+
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.runnables import RunnableConfig
+
+from outlast_langgraph import places
+from outlast_langgraph.observer import Observer
+
+
+class Watch(AsyncCallbackHandler):
+    """Notes where models are called, and lets a task begin only when those that ended before it are stored."""
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    async def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[Any], *, metadata: dict[str, Any] | None = None, **details: Any
+    ) -> None:
+        self._model(metadata)
+
+    async def on_llm_start(
+        self, serialized: dict[str, Any], prompts: list[str], *, metadata: dict[str, Any] | None = None, **details: Any
+    ) -> None:
+        self._model(metadata)
+
+    def _model(self, metadata: dict[str, Any] | None) -> None:
+        config = RunnableConfig(metadata=metadata or {})
+        self._observer.models.add(places.task(self._observer.steady, places.namespace(config)))
+
+    async def on_chain_start(
+        self, serialized: dict[str, Any], inputs: Any, *, metadata: dict[str, Any] | None = None, **details: Any
+    ) -> None:
+        config = RunnableConfig(metadata=metadata or {})
+        if places.is_called(config):
+            namespace = places.namespace(config)
+            self._observer.steady.add(namespace.rpartition("|")[0])
+            await self._observer.stored()
