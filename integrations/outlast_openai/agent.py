@@ -1,7 +1,7 @@
 """The wrapper users hold."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks
@@ -10,12 +10,14 @@ from outlast.adapters import approvals
 from outlast.adapters.history import History
 from outlast.adapters.inputs import Answers, parse
 from outlast.adapters.protocol import DurableAgent
+from outlast.adapters.recovery import Result
 from outlast.adapters.run import Run
 from outlast.core.records import Kind
 from outlast.core.resume import ResumePoint, require_resume_point
 from outlast_openai import seams
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
+from outlast_openai.servers import Servers
 from outlast_openai.turn import OpenAITurn, Options
 
 logger = logging.getLogger("outlast.openai")
@@ -52,15 +54,23 @@ class OpenAIAgent(DurableAgent):
         seams.check()
         self.agent = agent
         self._graph = Graph(agent)
+        self._servers = Servers(self._graph.servers)
         self._options = Options(run_config, hooks, max_turns)
         self._context_factory = context_factory
         for warning in self._graph.warnings:
             logger.warning("agent %s: %s", self.name, warning)
 
+    async def entered(self, context: Any, enter: Callable[[Any], Awaitable[Result]]) -> Result:
+        async with self._servers.used():
+            return await enter(context)
+
+    async def leave(self) -> None:
+        await self._servers.close()
+
     def turn(self, run: Run) -> OpenAITurn:
         input = None if run.context.kind is Kind.RESUME else parse(run.context.input)
         given = approvals.parse(input.value) if isinstance(input, Answers) else input
-        return OpenAITurn(self._graph, run, given, self._options, self._context_factory)
+        return OpenAITurn(self._graph, run, given, self._options, self._context_factory, self._servers)
 
     async def require_resume_point(self, history: History) -> ResumePoint:
         return require_resume_point((await Conversation.load(history)).messages)

@@ -28,7 +28,7 @@ from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
 from outlast.core import jsontext
-from outlast.core.errors import AgentResumeError, RunFailed
+from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, repair, require_resume_point
 from outlast.core.transcript import Role
@@ -38,6 +38,7 @@ from outlast_openai.history import Conversation, OpenCall
 from outlast_openai.items import Item, note, output_of
 from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
+from outlast_openai.servers import Servers
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
@@ -80,8 +81,15 @@ class OpenAITurn:
     """What the SDK does for one run: of new messages, of decisions, or, with neither, of a resume."""
 
     def __init__(
-        self, graph: Graph, run: Run, input: Messages | Sequence[Decision] | None, options: Options, context: Any
+        self,
+        graph: Graph,
+        run: Run,
+        input: Messages | Sequence[Decision] | None,
+        options: Options,
+        context: Any,
+        servers: Servers,
     ) -> None:
+        self._servers = servers
         self._graph, self._run, self._input, self._options = graph, run, input, options
         self._make_context, self._context = context, None
         self._loaded: Conversation | None = None
@@ -170,6 +178,7 @@ class OpenAITurn:
     # The loop -------------------------------------------------------------------------------------------------------
 
     async def _go(self, conversation: Conversation) -> Result:
+        lost_at = -1
         while True:
             await self._answer_calls(conversation)
             if waiting := self._waiting(conversation):
@@ -177,7 +186,18 @@ class OpenAITurn:
                 return approvals.interrupt(waiting)
             if self._is_over(conversation):
                 return self._result(conversation)
-            await self._drive(conversation)
+            await self._servers.ready()
+            before = len(conversation.rows)
+            try:
+                await self._drive(conversation)
+            except (RunFailed, LeaseLost):
+                raise
+            except Exception:
+                # A server that restarts in the middle breaks the run of the SDK, and not the conversation.
+                if lost_at == before or not await self._servers.ready():
+                    raise
+                lost_at = before
+                self._leave_dead(conversation)
 
     async def _drive(self, conversation: Conversation) -> None:
         """Have the SDK go on from the history until it is done, fails, or needs a person."""
@@ -278,6 +298,7 @@ class OpenAITurn:
         return _result_of(opened, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
+        await self._servers.ready()
         return await tools.body(
             self._run, self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
             config=self._options.run_config, hooks=self._options.hooks,

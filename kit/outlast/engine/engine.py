@@ -146,6 +146,7 @@ class Engine:
             logger.info("%d runs are handed back; they go on as their next attempt", len(self._attempts))
         self._stop_all("shutdown")
         await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
+        await asyncio.gather(*(self._leave(agent) for agent in list(self.agents)))
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
@@ -156,6 +157,17 @@ class Engine:
         leaving = self.store.deregister(self._worker_id)
         await done_within(leaving, self.settings.accept_timeout)
         self._release_lock()
+
+    async def _leave(self, agent: str) -> None:
+        """Have an agent close what it keeps open between runs."""
+        leaving = self.agents[agent].leaving
+        if leaving is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.accept_timeout):
+                await leaving()
+        except Exception:
+            logger.exception("the agent %r could not close what it had opened", agent)
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]
