@@ -1,5 +1,6 @@
 """A conversation that is kept as the SDK's items: what of it is open, who speaks next, what a model may see."""
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from outlast.core import jsontext
 from outlast.core.errors import InvalidRequest
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.transcript import Message, last_answer, open_calls
-from outlast_openai.items import Item, is_note
+from outlast_openai.contexts import Kept
+from outlast_openai.items import Item, is_note, note
 from outlast_openai.messages import Entry, Row, entries, for_model
 
 Contents = Sequence[tuple[str, Item]]
@@ -66,6 +68,12 @@ class Conversation:
             (row.item["agent"] for row in reversed(self.rows) if "agent" in row.item and is_note(row.item)), None
         )
 
+    @property
+    def context(self) -> Any:
+        """What the session has of the user's context object, or None."""
+        found = (row.item["context"] for row in reversed(self.rows) if "context" in row.item and is_note(row.item))
+        return next(found, None)
+
     def for_model(self) -> list[dict[str, Any]]:
         return for_model(self.entries)
 
@@ -103,6 +111,11 @@ class Conversation:
     def _is_open(self, key: str) -> bool:
         row = self.approvals.get(key)
         return row is not None and row.status is ApprovalStatus.OPEN
+
+    def keep(self, context: Kept, *, number: int) -> list[Any]:
+        """Return the parts of a write that stores what is new in the context object."""
+        news = context.news()
+        return [] if news is None else self.append([(uuid.uuid4().hex, note(context=news))], number=number)
 
     def append(self, contents: Contents, *, number: int) -> list[Any]:
         """Return the parts of a write that stores items at the end, and count them in. `number` is the run's."""

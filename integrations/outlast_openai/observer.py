@@ -26,6 +26,7 @@ from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import StopReason
 from outlast_openai import seams
+from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
 from outlast_openai.items import Item, is_call, is_output, note
@@ -89,6 +90,7 @@ class Observer(RunHooks[Any]):
         run: Run,
         graph: Graph,
         conversation: Conversation,
+        context: Kept,
         *,
         hooks: RunHooks[Any] | None,
         config: RunConfig | None,
@@ -96,7 +98,7 @@ class Observer(RunHooks[Any]):
         self.failure: Exception | None = None
         """What went wrong in outlast's own part, or in the user's hooks."""
         self.response: Response | None = None
-        self._run, self._graph, self._conversation = run, graph, conversation
+        self._run, self._graph, self._conversation, self._context = run, graph, conversation, context
         self._hooks: RunHooks[Any] = hooks or RunHooks()
         execution = None if config is None else config.tool_execution
         self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
@@ -151,7 +153,7 @@ class Observer(RunHooks[Any]):
         call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
         if call is not None:
             faults.reach("tool.after_body")
-            await self._run.journal.done(call, outcome_of(context.tool_call, result))
+            await self._run.journal.done(call, outcome_of(context.tool_call, result), self._kept())
         await self._hooks.on_tool_end(context, agent, tool, result)
 
     @at_the_border
@@ -306,8 +308,11 @@ class Observer(RunHooks[Any]):
     def _append(self, contents: Sequence[tuple[str, Item]]) -> list[Any]:
         return self._conversation.append(contents, number=self._run.context.lease[0])
 
+    def _kept(self) -> list[Any]:
+        return self._conversation.keep(self._context, number=self._run.context.lease[0])
+
     async def _write(self, events: Sequence[Event], parts: Sequence[Any]) -> None:
-        await self._run.context.write(events=events, parts=parts, progress=True)
+        await self._run.context.write(events=events, parts=[*parts, *self._kept()], progress=True)
 
 
 def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:

@@ -5,9 +5,10 @@ is resumed. Calls that are open by then are answered first, from the journal or 
 """
 
 import asyncio
+import inspect
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -33,6 +34,7 @@ from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, repair, require_resume_point
 from outlast.core.transcript import Role
 from outlast_openai import tools
+from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
 from outlast_openai.items import Item, note, output_of
@@ -51,6 +53,8 @@ class Options:
     run_config: RunConfig | None
     hooks: RunHooks[Any] | None
     max_turns: int
+    context_factory: Callable[[Any], Any] | None
+    contexts: Contexts
 
 
 class RunSession:
@@ -86,12 +90,11 @@ class OpenAITurn:
         run: Run,
         input: Messages | Sequence[Decision] | None,
         options: Options,
-        context: Any,
         servers: Servers,
     ) -> None:
         self._servers = servers
         self._graph, self._run, self._input, self._options = graph, run, input, options
-        self._make_context, self._context = context, None
+        self._kept: Kept | None = None
         self._loaded: Conversation | None = None
 
     # What the history says ------------------------------------------------------------------------------------------
@@ -205,7 +208,12 @@ class OpenAITurn:
         if spoken >= self._options.max_turns:
             raise _too_many(self._options.max_turns)
         observer = Observer(
-            self._run, self._graph, conversation, hooks=self._options.hooks, config=self._options.run_config
+            self._run,
+            self._graph,
+            conversation,
+            await self._context(),
+            hooks=self._options.hooks,
+            config=self._options.run_config,
         )
         result = Runner.run_streamed(
             self._graph.at(conversation.agent),
@@ -213,7 +221,7 @@ class OpenAITurn:
             session=RunSession(self._run.history.thread, conversation, observer),
             hooks=observer,
             max_turns=self._options.max_turns - spoken,
-            context=await self._user_context(),
+            context=(await self._context()).value,
             run_config=self._options.run_config,
         )
         try:
@@ -234,6 +242,8 @@ class OpenAITurn:
                 await observer.store_end(_text(result.final_output))
             # What the SDK left open it did not want to run, or runs when a person agrees.
             self._leave_dead(conversation)
+            # Hooks at the end may have changed it.
+            await self._append([], conversation.keep(await self._context(), number=self._number))
         finally:
             observer.end()
 
@@ -294,13 +304,13 @@ class OpenAITurn:
         if outcome is None:
             with journal.body(call):
                 outcome = await self._body(call, opened)
-            await journal.done(call, outcome)
+            await journal.done(call, outcome, conversation.keep(await self._context(), number=self._number))
         return _result_of(opened, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
         await self._servers.ready()
         return await tools.body(
-            self._run, self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
+            self._run, self._graph.at(opened.agent), call, opened.item, context=(await self._context()).value,
             config=self._options.run_config, hooks=self._options.hooks,
         )  # fmt: skip
 
@@ -326,13 +336,14 @@ class OpenAITurn:
             self._loaded = await Conversation.load(self._run.history)
         return self._loaded
 
-    async def _user_context(self) -> Any:
+    async def _context(self) -> Kept:
         """Make the context object of the user, once an attempt."""
-        if self._make_context is not None:
-            made = self._make_context(self._run.context)
-            self._context = await made if asyncio.iscoroutine(made) else made
-            self._make_context = None
-        return self._context
+        if self._kept is None:
+            make = self._options.context_factory
+            made = None if make is None else make(self._run.context)
+            made = await made if inspect.isawaitable(made) else made
+            self._kept = self._options.contexts.kept(made, (await self._conversation()).context)
+        return self._kept
 
     async def _append(self, contents: Sequence[tuple[str, Item]], parts: Sequence[Any] = ()) -> None:
         if contents or parts:
