@@ -6,5 +6,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("outlast_langgraph needs LangGraph: pip install 'outlast[langgraph]'") from error
 
 from outlast_langgraph.agent import LangGraphAgent, recognise
+from outlast_langgraph.saver import StoreSaver
+from outlast_langgraph.store import DurableStore
 
-__all__ = ["LangGraphAgent", "recognise"]
+__all__ = ["DurableStore", "LangGraphAgent", "StoreSaver", "recognise"]

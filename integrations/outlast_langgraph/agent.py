@@ -41,6 +41,7 @@ class LangGraphAgent(DurableAgent):
         super().__init__(name=name or "agent", rerun_safe=rerun_safe, config_keys=config_keys)
         self.graph = graph
         self._wrapped = WrappedGraph(graph)
+        self.keeps_threads = self._wrapped.keeps_own_state
         for warning in self._wrapped.warnings:
             logger.warning("agent %s: %s", self.name, warning)
 
@@ -49,9 +50,10 @@ class LangGraphAgent(DurableAgent):
         return LangGraphTurn(self._wrapped, run, given)
 
     async def require_resume_point(self, history: History) -> ResumePoint:
-        if await asking.waits(history):
-            return ResumePoint(ResumeKind.AWAIT_APPROVAL)
-        point = self._wrapped.point(await self._state(history))
+        snapshot = await self._state(history)
+        if (waiting := await asking.awaited(history, snapshot.interrupts)) is not None:
+            return waiting
+        point = self._wrapped.point(snapshot)
         # A question stays in the state until its task is done, also when the run that answered it failed.
         return ResumePoint(ResumeKind.CALL_MODEL) if point.kind is ResumeKind.AWAIT_APPROVAL else point
 

@@ -20,7 +20,7 @@ from outlast.adapters.run import Run
 from outlast.core.errors import RunFailed
 from outlast.core.jsontext import decode, encode, fingerprint
 from outlast.core.records import Approval, ApprovalKind, ApprovalStatus, Interrupt
-from outlast.core.resume import NOT_APPROVED_RESULT
+from outlast.core.resume import NOT_APPROVED_RESULT, ResumeKind, ResumePoint
 from outlast_langgraph.messages import if_json
 
 BREAKPOINT = "breakpoint:"
@@ -51,8 +51,8 @@ async def may_pass(run: Run, snapshot: StateSnapshot) -> bool:
     return row is not None and row.status is ApprovalStatus.DECIDED
 
 
-async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]]) -> Interrupt:
-    """Note what a graph waits for, and nothing else, as open questions of the session. Returns them.
+async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]], text: str) -> Interrupt:
+    """Note what a graph waits for, and nothing else, as open questions of the session. Returns them with what was said.
 
     Without a session nobody could answer: then the run fails with `approval_needs_session`.
     """
@@ -63,7 +63,7 @@ async def ask(run: Run, interrupts: Sequence[GraphInterrupt[Any]]) -> Interrupt:
         )
     questions = await _opened(run, await _asked(run, interrupts))
     rows = await run.history.approvals([question.key for question in questions])
-    return approvals.interrupt([rows[question.key] for question in questions])
+    return approvals.interrupt([rows[question.key] for question in questions], text)
 
 
 async def _opened(run: Run, asked: Sequence[_Asked]) -> list[Question]:
@@ -108,9 +108,15 @@ def _going(asked: Sequence[_Asked], decisions: Sequence[Decision | Answer]) -> d
     return going
 
 
-async def waits(history: History) -> bool:
-    """Say whether something is open that a person could decide."""
-    return bool(await _open(history))
+async def awaited(history: History, interrupts: Sequence[GraphInterrupt[Any]]) -> ResumePoint | None:
+    """Return what a graph with these interrupts waits for, where a person could decide something.
+
+    Interrupts that were never noted count too, and are told here: they came about where no run saw them.
+    """
+    questions = [question for one in interrupts for question in _questions(one).questions]
+    known = await history.approvals([question.key for question in questions])
+    new = tuple(question.as_json() for question in questions if question.key not in known)
+    return ResumePoint(ResumeKind.AWAIT_APPROVAL, approvals=new) if new or await _open(history) else None
 
 
 async def _open(history: History) -> list[Approval]:
@@ -127,7 +133,7 @@ async def close(run: Run) -> None:
 
 async def drop(run: Run) -> None:
     """Let nobody answer any more what is open: the graph does not wait for it."""
-    if await waits(run.history):
+    if await _open(run.history):
         await run.context.write(parts=[approvals.close(run.history.scope)])
 
 

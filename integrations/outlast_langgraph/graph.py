@@ -17,6 +17,7 @@ from outlast.core.resume import ResumeKind, ResumePoint, require_resume_point
 from outlast_langgraph import seams
 from outlast_langgraph.messages import as_json, messages_of, transcript
 from outlast_langgraph.saver import GuardedSaver, RunSaver, StoreSaver
+from outlast_langgraph.store import DurableStore
 
 logger = logging.getLogger("outlast.langgraph")
 
@@ -30,7 +31,9 @@ class WrappedGraph:
     def __init__(self, graph: Any) -> None:
         compiled = _compiled(graph)
         seams.check()
-        made = seams.instrument(compiled, _saver(compiled))
+        saver = _saver(compiled)
+        self.keeps_own_state = isinstance(saver, GuardedSaver)
+        made = seams.instrument(compiled, saver, DurableStore())
         self.guarded = made.graph
         self.warnings = tuple(made.warnings)
         self.messages_key = seams.messages_key(compiled, made)

@@ -7,6 +7,7 @@ holding it: a finished answer is one the history has.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
@@ -122,16 +123,14 @@ class Observer:
     def observe(self, namespace: str, values: Mapping[str, Any]) -> Observed:
         """Say what a checkpoint holds that the one before it did not."""
         seen = Observed()
-        answers: dict[str, AIMessage] = {}
-        for message in _messages(values):
-            if isinstance(message, AIMessage):
-                answers.update(dict.fromkeys((call["id"] or "" for call in message.tool_calls), message))
-            if not message.id or message.id in self._known:
+        messages = _messages(values)
+        for message in [one for one in messages if one.id and one.id not in self._known]:
+            if message.id in self._known:
                 continue
-            self._known.add(message.id)
+            self._known.add(str(message.id))
             if isinstance(message, AIMessage):
                 self._answer(namespace, message, seen)
-            elif isinstance(message, ToolMessage) and (answer := answers.get(message.tool_call_id)) is not None:
+            elif isinstance(message, ToolMessage) and (answer := _asking(messages, message)) is not None:
                 self._result(message, answer, seen)
         self._end_streams(namespace, seen)
         return seen
@@ -215,6 +214,17 @@ def _messages(values: Mapping[str, Any]) -> list[BaseMessage]:
         for message in value
         if isinstance(message, BaseMessage)
     ]
+
+
+def _asking(messages: Sequence[BaseMessage], result: ToolMessage) -> AIMessage | None:
+    """Find the answer whose call a result belongs to: the last one that is before it."""
+    before = takewhile(lambda message: message is not result, messages)
+    answers = [message for message in before if isinstance(message, AIMessage)]
+    return next((one for one in reversed(answers) if result.tool_call_id in _call_ids(one)), None)
+
+
+def _call_ids(answer: AIMessage) -> list[str]:
+    return [call["id"] or "" for call in answer.tool_calls]
 
 
 def _texts(chunk: AIMessageChunk) -> list[tuple[str, str]]:

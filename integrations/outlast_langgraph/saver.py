@@ -7,9 +7,9 @@ head of a namespace is a row of its own, moved in the transaction that stores th
 import asyncio
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
@@ -23,11 +23,20 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
     get_serializable_checkpoint_metadata,
 )
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlast.adapters import history as stored
-from outlast.adapters.history import History
+from outlast.adapters import open_store
+from outlast.adapters.history import History, thread_name
 from outlast.adapters.run import Run
+from outlast.adapters.threads import Known, Threads, Writes
+from outlast.core.portal import portal
+from outlast.sessions.session import StoreSource
+from outlast_langgraph.frames import Frames, refuse_pickle
 from outlast_langgraph.observer import Observer
+from outlast_langgraph.remembering import Memories, Memory
+
+T = TypeVar("T")
 
 RESUME, INTERRUPT = "__resume__", "__interrupt__"
 """Channels of pending writes, by their names in the store."""
@@ -124,7 +133,7 @@ class RunSaver(BaseCheckpointSaver[Any]):
     ) -> None: ...
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return _observer(config).run.blocking(self.aget_tuple(config))
+        return self._blocking(config, self.aget_tuple(config))
 
     def list(
         self,
@@ -137,7 +146,7 @@ class RunSaver(BaseCheckpointSaver[Any]):
         async def gathered() -> list[CheckpointTuple]:
             return [found async for found in self.alist(config, filter=filter, before=before, limit=limit)]
 
-        yield from _observer(config).run.blocking(gathered())
+        yield from self._blocking(config, gathered())
 
     def put(
         self,
@@ -146,12 +155,20 @@ class RunSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return _observer(config).run.blocking(self.aput(config, checkpoint, metadata, new_versions))
+        return self._blocking(config, self.aput(config, checkpoint, metadata, new_versions))
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        _observer(config).run.blocking(self.aput_writes(config, writes, task_id, task_path))
+        self._blocking(config, self.aput_writes(config, writes, task_id, task_path))
+
+    def _blocking(self, config: RunnableConfig | None, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            run = _observer(config).run
+        except RuntimeError:
+            work.close()
+            raise
+        return run.blocking(work)
 
     def _note(self, config: RunnableConfig, namespace: str, found: CheckpointTuple | None) -> CheckpointTuple | None:
         if found is not None and (observer := _found(config)) is not None:
@@ -160,13 +177,53 @@ class RunSaver(BaseCheckpointSaver[Any]):
 
 
 class StoreSaver(RunSaver):
-    """Keeps checkpoints in the store of the run, in the transaction of what they make true."""
+    """Keeps checkpoints in a store, what they have in common once.
+
+    In a run of a `LangGraphAgent` every write is in a transaction under the lease of the run. Outside of one it works
+    with a `store` of its own, given as URL or as what `open_store()` returns: a thread is a session of `principal`, a
+    new one belongs to `agent`, and writes raise SessionBusy while a run has the session. `serde` must not pickle.
+    """
+
+    def __init__(
+        self,
+        store: StoreSource | str | None = None,
+        *,
+        agent: str = "agent",
+        principal: str = "local",
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        refuse_pickle(self.serde)
+        self._memories, self._principal = Memories(), principal
+        source = open_store(store) if isinstance(store, str) else store
+        self._threads = None if source is None else Threads(source, agent=agent, principal=principal)
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Count on, in numbers, or in the texts that the official checkpointers of databases use."""
+        if not isinstance(current, str):
+            return super().get_next_version(current, channel)
+        number, _, rest = current.partition(".")
+        return f"{int(number) + 1:0{len(number)}}.{rest}"
+
+    # Read -----------------------------------------------------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        history = _history(config)
-        namespace = _namespace(config, history)
-        found = await history.checkpoint(namespace, get_checkpoint_id(config))
-        return None if found is None else self._note(config, namespace, self._tuple(config, found))
+        place = await self._place(config)
+        if place is None:
+            return None
+        history, namespace = place
+        observer, id = _found(config), get_checkpoint_id(config)
+        if id is None and observer is not None and observer.run.history.key == history.key:
+            found = await observer.run.head(namespace)
+        else:
+            found = await history.checkpoint(namespace, id)
+        if found is None:
+            return None
+        memory = self._memory(config, history)
+        if id is None and self._is_outside(config):
+            memory = self._memories.of(history.thread)
+            memory.known[namespace] = Known(found.id, found.needs)
+        return self._note(config, namespace, await self._tuple(history, config, found, memory))
 
     async def alist(
         self,
@@ -176,35 +233,92 @@ class StoreSaver(RunSaver):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        history = _history(config)
-        base = config or cast(RunnableConfig, {"configurable": {"thread_id": history.thread}})
-        namespace = _namespace(base, history) if "checkpoint_ns" in base["configurable"] else None
         below = get_checkpoint_id(before) if before is not None else None
-        wanted = get_checkpoint_id(base)
-        for found in await history.checkpoints(namespace, before=below, limit=None if filter or wanted else limit):
-            metadata = json.loads(found.metadata)
-            if wanted is not None and found.id != wanted:
+        for base in [config] if config is not None else await self._every_thread():
+            place = await self._place(base)
+            if place is None:
                 continue
-            if any(metadata.get(key) != value for key, value in (filter or {}).items()):
-                continue
-            yield self._tuple(base, found)
+            history, namespace = place
+            anywhere = "checkpoint_ns" not in base["configurable"]
+            async for found in history.checkpoints(None if anywhere else namespace, before=below):
+                if limit is not None and limit <= 0:
+                    return
+                if _fits(found, get_checkpoint_id(base), filter or {}):
+                    limit = None if limit is None else limit - 1
+                    yield await self._tuple(history, base, found, self._memory(base, history))
 
-    def _tuple(self, config: RunnableConfig, found: stored.Checkpoint) -> CheckpointTuple:
+    async def _every_thread(self) -> list[RunnableConfig]:
+        if self._threads is None or _found(None) is not None:
+            return [{"configurable": {"thread_id": _history(None).thread}}]
+        return [{"configurable": {"thread_id": id}} for id in await self._threads.ids()]
+
+    async def _place(self, config: RunnableConfig) -> tuple[History, str] | None:
+        """Say in which history a thread is, and under which namespace; None when there is no such thread."""
+        if self._is_outside(config):
+            history = await self._outside().history(str(config["configurable"]["thread_id"]))
+            return None if history is None else (history, config["configurable"].get("checkpoint_ns", ""))
+        history = _history(config)
+        return history, _namespace(config, history)
+
+    def _memory(self, config: RunnableConfig, history: History) -> Memory:
+        """Outside of runs what is loaded belongs to whoever asked: only where a graph goes on is it remembered."""
+        return Memory() if self._is_outside(config) else self._memories.of(history.key)
+
+    async def _tuple(
+        self, history: History, config: RunnableConfig, found: stored.Checkpoint, memory: Memory
+    ) -> CheckpointTuple:
         thread = config["configurable"]["thread_id"]
         namespace = found.namespace.rpartition("\x1f")[2]
 
         def named(id: str) -> RunnableConfig:
             return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id}}
 
+        if (observer := _found(config)) is not None and observer.run.history.key == history.key:
+            observer.run.stored |= found.needs
+        needed = [*found.values, *(value for write in found.writes for value in write.values)]
+        loads = await Frames(self.serde, memory).load(history, needed)
         return CheckpointTuple(
             named(found.id),
-            self.serde.loads_typed((found.type, found.body)),
+            loads.checkpoint(found.own, found.values),
             json.loads(found.metadata),
             named(found.parent) if found.parent is not None else None,
-            [
-                (write.task_id, write.channel, self.serde.loads_typed((write.type, write.body)))
-                for write in found.writes
-            ],
+            [(write.task_id, write.channel, loads.value(write.own, write.values)) for write in found.writes],
+        )
+
+    # Write ----------------------------------------------------------------------------------------------------------
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        if not self._is_outside(config):
+            return await super().aput(config, checkpoint, metadata, new_versions)
+        thread, namespace = str(config["configurable"]["thread_id"]), config["configurable"].get("checkpoint_ns", "")
+        memory = self._memories.of(thread_name(self._principal, thread))
+        known = memory.known.get(namespace)
+        frames = Frames(self.serde, memory, known.digests if known is not None else ())
+        record = _record(frames, config, namespace, checkpoint, metadata)
+        at = await self._outside().put(thread, record, known)
+        if at is None:
+            record = _record(Frames(self.serde, Memory()), config, namespace, checkpoint, metadata)
+            at = await self._outside().put(thread, record)
+        assert at is not None
+        memory.known[namespace] = at
+        return _at(config, record.id)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        if not self._is_outside(config):
+            return await super().aput_writes(config, writes, task_id, task_path)
+        configurable = config["configurable"]
+        pending = _pending(Frames(self.serde, Memory()), writes, task_id, task_path)
+        await self._outside().put_writes(
+            str(configurable["thread_id"]),
+            Writes(configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"], pending, _replaces(writes)),
         )
 
     async def _put(
@@ -215,14 +329,9 @@ class StoreSaver(RunSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        history = observer.run.history
-        namespace = _namespace(config, history)
-        type_, body = self.serde.dumps_typed(checkpoint)
-        record = stored.Checkpoint(
-            history.scope, namespace, checkpoint["id"], get_checkpoint_id(config), type_, body,
-            json.dumps(get_serializable_checkpoint_metadata(config, metadata)),
-        )  # fmt: skip
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        namespace = _namespace(config, observer.run.history)
+        record = _record(self._frames(observer), config, namespace, checkpoint, metadata)
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, record.id, checkpoint=record, calls=seen.calls, closed=seen.closed, events=seen.events
         )
@@ -236,18 +345,108 @@ class StoreSaver(RunSaver):
         task_id: str,
         task_path: str,
     ) -> None:
-        pending = []
-        for index, (channel, value) in enumerate(writes):
-            type_, body = self.serde.dumps_typed(value)
-            place = WRITES_IDX_MAP.get(channel, index)
-            pending.append(stored.PendingWrite(task_id, place, channel, type_, body, task_path))
         await observer.run.commit_writes(
             _namespace(config, observer.run.history),
             config["configurable"]["checkpoint_id"],
-            pending,
-            replace=all(channel in WRITES_IDX_MAP for channel, _ in writes),
+            _pending(self._frames(observer), writes, task_id, task_path),
+            replace=_replaces(writes),
             uses=_uses(observer, writes, task_id),
         )
+
+    def _frames(self, observer: Observer) -> Frames:
+        return Frames(self.serde, self._memories.of(observer.run.history.key), observer.run.stored)
+
+    # Keep house, outside of runs ------------------------------------------------------------------------------------
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Remove every checkpoint of a thread; its session stays."""
+        await self._outside().clear(thread_id)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy every checkpoint of a thread, with the pending writes, to another."""
+        await self._outside().copy(source_thread_id, target_thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove what runs stored, by LangGraph's run ids or ids of invocations. Reads the metadata of all threads."""
+        if run_ids:
+            await self._outside().forget({"run_id": set(run_ids), "invocation_id": set(run_ids)})
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep of each namespace the newest checkpoint, with those its delta channels are made of; or "delete" all."""
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(f"the strategy is keep_latest or delete, not {strategy!r}")
+        for thread_id in thread_ids:
+            if strategy == "delete":
+                await self._outside().clear(thread_id)
+            else:
+                await self._outside().prune(thread_id, _delta_steps)
+
+    def delete_thread(self, thread_id: str) -> None:
+        portal().call(self.adelete_thread(thread_id))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        portal().call(self.acopy_thread(source_thread_id, target_thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        portal().call(self.adelete_for_runs(run_ids))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        portal().call(self.aprune(thread_ids, strategy=strategy))
+
+    # Without a run --------------------------------------------------------------------------------------------------
+
+    def _blocking(self, config: RunnableConfig | None, work: Coroutine[Any, Any, T]) -> T:
+        return portal().call(work) if self._is_outside(config) else super()._blocking(config, work)
+
+    def _is_outside(self, config: RunnableConfig | None) -> bool:
+        return self._threads is not None and _found(config) is None
+
+    def _outside(self) -> Threads:
+        if self._threads is None:
+            raise RuntimeError(
+                "this graph belongs to a LangGraphAgent: its threads are sessions of the agent's store; to work on them "
+                "outside of a run, make a StoreSaver with that store"
+            )
+        return self._threads
+
+
+def _new(checkpoint: Checkpoint, new_versions: ChannelVersions) -> dict[str, Any]:
+    """Return the values of the channels that changed."""
+    return {channel: value for channel, value in checkpoint["channel_values"].items() if channel in new_versions}
+
+
+def _fits(found: stored.Checkpoint, id: str | None, filter: dict[str, Any]) -> bool:
+    if id is not None and found.id != id:
+        return False
+    metadata = json.loads(found.metadata) if filter else {}
+    return all(metadata.get(key) == value for key, value in filter.items())
+
+
+def _record(
+    frames: Frames, config: RunnableConfig, namespace: str, checkpoint: Checkpoint, metadata: CheckpointMetadata
+) -> stored.Checkpoint:
+    own, values = frames.to_frame(checkpoint)
+    text = json.dumps(get_serializable_checkpoint_metadata(config, metadata))
+    return stored.Checkpoint(namespace, checkpoint["id"], get_checkpoint_id(config), own, values, text)
+
+
+def _pending(
+    frames: Frames, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> list[stored.PendingWrite]:
+    return [
+        stored.PendingWrite(task_id, WRITES_IDX_MAP.get(channel, index), channel, *frames.to_values(value), task_path)
+        for index, (channel, value) in enumerate(writes)
+    ]
+
+
+def _replaces(writes: Sequence[tuple[str, Any]]) -> bool:
+    return all(channel in WRITES_IDX_MAP for channel, _ in writes)
+
+
+def _delta_steps(metadata: str) -> int:
+    """Say how many ancestors a checkpoint's delta channels are made of, by the counters since their last snapshots."""
+    counters = json.loads(metadata).get("counters_since_delta_snapshot") or {}
+    return max((steps for _, steps in counters.values()), default=0)
 
 
 class GuardedSaver(RunSaver):
@@ -303,7 +502,7 @@ class GuardedSaver(RunSaver):
         await observer.run.assured()
         namespace = _namespace(config, observer.run.history)
         at: RunnableConfig = await self._ask("put", config, checkpoint, metadata, new_versions)
-        seen = observer.observe(namespace, checkpoint["channel_values"])
+        seen = observer.observe(namespace, _new(checkpoint, new_versions))
         await observer.run.commit_head(
             namespace, checkpoint["id"], calls=seen.calls, closed=seen.closed, events=seen.events
         )

@@ -20,6 +20,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
+from langgraph.store.base import BaseStore
 
 from outlast_langgraph import saver, tools
 
@@ -67,14 +68,20 @@ class Instrumented:
     tool_nodes: list[ToolNode] = field(default_factory=list)
 
 
-def instrument(graph: Pregel[Any, Any, Any, Any], checkpointer: BaseCheckpointSaver[Any]) -> Instrumented:
+def instrument(
+    graph: Pregel[Any, Any, Any, Any], checkpointer: BaseCheckpointSaver[Any], store: BaseStore
+) -> Instrumented:
     """Return a copy of a graph whose tools are journalled and whose state goes to `checkpointer`.
+
+    One that was compiled without a long-term store gets `store`; the graphs in it use the same.
 
     The graph itself stays as it is, except that tool nodes and graphs which its functions hold are guarded in place:
     no copy can reach them. Without a run they behave as before.
     """
     made = Instrumented(graph)
-    made.graph = _copied(graph, {"checkpointer": checkpointer}, made, "")
+    made.graph = _copied(
+        graph, {"checkpointer": checkpointer, "store": store if graph.store is None else graph.store}, made, ""
+    )
     return made
 
 

@@ -159,7 +159,7 @@ class LangGraphTurn:
         if snapshot.interrupts and await self._has_asked(snapshot):
             return await self._result(snapshot)
         if self._graph.stops_before(snapshot.next) and not await asking.may_pass(self._run, snapshot):
-            return await asking.ask(self._run, asking.interrupts_of(snapshot))
+            return await self._result(snapshot)
         opened = self._open(snapshot)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         await self._refuse_lost(snapshot)
@@ -181,7 +181,7 @@ class LangGraphTurn:
     @at_the_border
     async def resume(self) -> Result:
         snapshot = await self._committed(await self._state())
-        if await asking.waits(self._run.history):
+        if await asking.awaited(self._run.history, snapshot.interrupts) is not None:
             raise AgentResumeError("awaiting_approval")
         point = self._point(snapshot)
         match point.kind:
@@ -389,16 +389,23 @@ class LangGraphTurn:
         messages = self._of_this_turn(messages_of(snapshot.values, self._key))
         usage = total(usage_of(message) for message in messages)
         self._run.context.usage = usage or None
+        last = self._last_said(snapshot)
+        text = last.text if last is not None else ""
         if interrupts := asking.interrupts_of(snapshot):
-            return await asking.ask(self._run, interrupts)
-        last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
+            return await asking.ask(self._run, interrupts, text)
         return output(
-            text=last.text if last is not None else "",
+            text=text,
             messages=[as_json(message) for message in messages],
             usage=usage,
             stop_reason=stop_reason(last).value if last is not None else "stop",
             state=self._graph.other_state(snapshot.values),
         )
+
+    def _last_said(self, snapshot: StateSnapshot) -> AIMessage | None:
+        """Return the last that a model said in this turn, also in a subgraph that came to a halt."""
+        found = [self._of_this_turn(messages_of(at.values, self._key)) for at in _deep(snapshot) if at.values]
+        said = [message for messages in found for message in messages if isinstance(message, AIMessage)]
+        return said[-1] if said else None
 
     def _of_this_turn(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
         """Return what was said after the input of this run; after a resume, after the last message of a user."""

@@ -186,7 +186,8 @@ class OpenAITurn:
             await self._answer_calls(conversation)
             if waiting := self._waiting(conversation):
                 self._count(conversation)
-                return approvals.interrupt(waiting)
+                asked = next(entry for entry in reversed(conversation.entries) if entry.calls)
+                return approvals.interrupt(waiting, asked.message.text)
             if self._is_over(conversation):
                 return self._result(conversation)
             await self._servers.ready()

@@ -3,22 +3,26 @@
 import asyncio
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from outlast import DurableAgentServer, Reply, RunFailed
+from outlast import AgentClient, DurableAgentServer, EngineSettings, Reply, RunFailed, SessionBusy, open_store
 from outlast.adapters import ChatSession, LocalStore
-from outlast.core.records import ApprovalStatus
-from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind
+from outlast.core.errors import AgentResumeError
+from outlast.core.records import ApprovalKind, ApprovalStatus
+from outlast.core.resume import CANCELLED_RESULT, NOT_APPROVED_RESULT, ResumeKind, ResumePoint
 from outlast.testing.scripted import Say, Script, ScriptedCall
+from outlast.testing.serving import ServerThread
 from outlast_langgraph import LangGraphAgent
 from outlast_langgraph.testing import ScriptedChatModel
 
@@ -80,8 +84,10 @@ async def waiting(local: LocalStore) -> list[str]:
 async def test_an_approved_call_runs_once(local: LocalStore, mode: str, inside: bool) -> None:
     shop = Shop(5, mode=mode, inside=inside)
     chat = shop.chat(local)
-    (approval,) = asked(await chat.run("buy"))
+    reply = await chat.run("buy")
+    (approval,) = asked(reply)
     assert (approval["name"], approval["arguments"], shop.paid) == ("pay", {"amount": 5}, [])
+    assert reply.text == "I will."
     point = await chat.resume_point()
     assert point is not None
     assert (point.kind, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, [approval])
@@ -233,6 +239,24 @@ def test_a_run_that_waited_behind_a_question_does_not_close_it(store_url: str) -
         assert post({"resume": 3})["output"]["text"] == "You said 3"
 
 
+async def test_the_inbox_shows_calls_and_questions(store_url: str) -> None:
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"You said {interrupt({'how': 'many?'})}")]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    agents = {"asks": LangGraphAgent(graph), "pays": Shop(5).agent}
+    with ServerThread(DurableAgentServer(agents=agents, store=store_url)) as server:
+        async with AgentClient(server.url) as client:
+            await client.session("a").run("go", agent="asks")
+            await client.session("b").run("buy", agent="pays")
+            approval, question = [one async for one in client.approvals(status="open")]
+    assert (question.kind, question.agent, question.arguments) == (ApprovalKind.QUESTION, "asks", {"how": "many?"})
+    assert (question.name, question.call_id, question.allowed) == (None, None, ())
+    assert (approval.kind, approval.name, approval.arguments) == (ApprovalKind.APPROVAL, "pay", {"amount": 5})
+    assert approval.allowed == ["approve", "edit", "reject", "respond"]
+    assert {"interrupt_id", "description"} <= approval.details.keys()
+
+
 async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(local: LocalStore) -> None:
     failures = [RuntimeError("no paper")]
 
@@ -251,6 +275,27 @@ async def test_a_node_that_failed_after_its_answer_is_entered_again_with_it(loca
     assert point is not None
     assert (point.kind, point.approvals) == ("call_model", ())
     assert (await chat.resume()).text == "You said 3"
+
+
+async def test_a_question_from_before_is_answered_here(local: LocalStore, tmp_path: Path) -> None:
+    """The user's own checkpointer has it; no run here asked."""
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"You said {interrupt('how many?')}")]}
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask")
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "own.db")) as saver:
+        graph = builder.compile(checkpointer=saver)
+        await graph.ainvoke({"messages": [HumanMessage("go")]}, {"configurable": {"thread_id": "s"}})
+        chat = LangGraphAgent(graph).session("s", store=local)
+        point = await chat.resume_point()
+        assert point is not None
+        assert (point.kind, [one["value"] for one in point.approvals]) == ("await_approval", ["how many?"])
+        with pytest.raises(AgentResumeError, match="a person has to decide"):
+            await chat.resume()
+        reply = await chat.run({"resume": {"answers": {point.approvals[0]["id"]: 3}}})
+        assert (reply.text, await chat.resume_point()) == ("You said 3", None)
+        assert await LangGraphAgent(graph).session("other", store=local).resume_point() is None
 
 
 async def test_cancelling_a_run_closes_what_its_calls_asked(local: LocalStore) -> None:
@@ -331,3 +376,37 @@ async def test_a_breakpoint_is_passed_when_somebody_says_so(local: LocalStore, w
     await chat.run("again")
     assert (await chat.run("and again")).interrupt is not None
     assert ran == ["a", "b", "a", "a"]
+
+
+async def idle_point(chat: ChatSession) -> ResumePoint | None:
+    try:
+        return await chat.resume_point()
+    except SessionBusy:
+        return None
+
+
+async def test_cancelling_a_run_that_lost_its_worker_answers_its_calls_before_it_is_final(store_url: str) -> None:
+    began = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    graph = create_agent(ScriptedChatModel(script=Script(Say("", [ScriptedCall("wait")]), "Done.")), [wait])
+    stopped = LocalStore(store_url, EngineSettings(claims=False, drain_timeout=0))
+    running = asyncio.ensure_future(LangGraphAgent(graph).session("s", store=stopped).run("go"))
+    await began.wait()
+    await stopped.close()
+    with pytest.raises(RunFailed, match="the store was closed"):
+        await running
+    async with open_store(store_url) as local:
+        chat = LangGraphAgent(graph).session("s", store=local)
+        assert await chat.cancel()
+        while (point := await idle_point(chat)) is None or point.cause != "cancelled":
+            await asyncio.sleep(0.01)
+        assert point.kind is ResumeKind.CALL_MODEL
+        assert await results(chat) == [CANCELLED_RESULT]
+        assert (await chat.resume()).text == "Done."

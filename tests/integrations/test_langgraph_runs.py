@@ -22,11 +22,12 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
-from outlast import DurableAgentServer
+from outlast import AgentClient, DurableAgentServer
 from outlast.adapters import LocalStore, current_tool_call, open_store
 from outlast.core.errors import AgentResumeError, RunFailed, SessionBusy
 from outlast.core.resume import ResumeKind
 from outlast.testing.scripted import History, Say, Script, ScriptedCall
+from outlast.testing.serving import ServerThread
 from outlast_langgraph import LangGraphAgent, recognise
 from outlast_langgraph.testing import ScriptedChatModel
 
@@ -432,3 +433,15 @@ def test_items_of_a_session_that_is_kept_as_checkpoints_are_not_changed(store_ur
             client.delete("/api/sessions/s/items"),
         ]
     assert [(one.status_code, one.json()["code"]) for one in refused] == [(409, "unsupported_for_agent")] * 3
+
+
+def test_what_is_said_over_http_is_read_as_in_process(store_url: str) -> None:
+    async def said() -> None:
+        with ServerThread(DurableAgentServer(talker(), store=store_url)) as server:
+            async with AgentClient(server.url) as client, open_store(store_url) as store:
+                await client.session("s").run("hi")
+                found = await client.session("s").messages()
+                assert found == await talker().session("s", store=store).messages()
+                assert [one["role"] for one in found] == ["user", "assistant"]
+
+    asyncio.run(said())

@@ -17,9 +17,12 @@ from outlast import (
     InvocationContext,
     RunFailed,
     SyncAgentClient,
+    Tool,
 )
-from outlast.client import ServerUnreachable, UnexpectedAnswer
+from outlast.adapters import LocalStore
+from outlast.client import ApprovalRequest, ServerUnreachable, UnexpectedAnswer
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
+from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.testing._ports import free_port
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerProcess, ServerThread
@@ -89,10 +92,31 @@ def test_every_method_works_without_asyncio(url: str) -> None:
         chat = client.session("s")
         assert chat.run("1+2?").text == "Thr"
         assert chat.resume_point() is not None
+        assert chat.messages()[0]["content"] == "1+2?"
         assert list(chat.stream_resume())[-1]["type"] == "agent.run.finished"
         reply = list(chat.stream("again"))[-1]["reply"]
         assert client.get(reply.invocation_id)["status"] == "completed"
         assert client.cancel(reply.invocation_id)["status"] == "completed"
+
+
+def test_a_client_in_a_second_event_loop_says_what_to_do(url: str) -> None:
+    client = AgentClient(url, agent="brief")
+    chat = client.session("s")
+
+    async def stream() -> None:
+        async for _ in chat.stream("hi"):
+            pass
+
+    async def once_more() -> None:
+        async with client:
+            await client.sessions.get("s")
+
+    asyncio.run(stream())
+    for use in (chat.resume_point, stream, once_more, client.close):
+        with pytest.raises(RuntimeError, match="one AgentClient per event loop: make another"):
+            asyncio.run(use())
+    with pytest.raises(RuntimeError, match="or use SyncAgentClient"):
+        chat.sync.resume_point()
 
 
 async def test_the_same_id_is_the_same_run(client: AgentClient) -> None:
@@ -109,8 +133,6 @@ async def test_wrong_requests_raise_what_they_are(client: AgentClient, url: str)
     assert invalid.value.field == "session_id"
     with pytest.raises(NotFound):
         await client.get(str(uuid.uuid4()))
-    with pytest.raises(NotFound):
-        await client.session("nobody").resume()
     with pytest.raises(RunFailed) as failed:
         await client.session("s").run({"what": 1})
     assert failed.value.code == "invalid_input"
@@ -119,8 +141,91 @@ async def test_wrong_requests_raise_what_they_are(client: AgentClient, url: str)
             await plain.session("s").run(1)
     assert other.value.code == "session_of_other_agent"
     async with AgentClient(f"{url}/elsewhere") as lost:
-        with pytest.raises(NotFound):
-            await lost.session("s").run("a")
+        chat = lost.session("s")
+        for ask in (chat.run("a"), chat.resume(), chat.resume_point(), chat.messages(), chat.cancel()):
+            with pytest.raises(NotFound):
+                await ask
+
+
+@pytest.mark.parametrize("remote", [True, False])
+async def test_a_session_in_which_nothing_was_said_is_empty_there_as_in_process(
+    url: str, local: LocalStore, remote: bool
+) -> None:
+    async with AgentClient(url, agent="brief") as client:
+        agent = Agent(ScriptedModel("Hello!"), name="brief")
+        chat = client.session("nobody") if remote else agent.session("nobody", store=local)
+        assert await chat.resume_point() is None
+        assert await chat.messages() == []
+        assert await chat.cancel() is False
+        with pytest.raises(AgentResumeError) as refused:
+            await chat.resume()
+        assert refused.value.reason == "empty"
+        with pytest.raises(AgentResumeError) as refused:
+            async for _ in chat.stream_resume():
+                pass
+        assert refused.value.reason == "empty"
+        assert [session.id async for session in client.sessions.list()] == []
+
+
+async def test_the_messages_of_a_remote_session_are_those_of_one_in_process(
+    client: AgentClient, local: LocalStore
+) -> None:
+    await client.session("a/b").run("1+2?")
+    here = Agent(ScriptedModel("Hello!"), name="native").session("a/b", store=local)
+    found = await client.session("a/b").messages()
+    assert found == await here.messages()
+    assert [one["role"] for one in found] == ["user", "assistant", "tool", "assistant"]
+    assert found[1]["tool_calls"] == [{"id": "call_1", "name": "add", "arguments": '{"a": 1, "b": 2}'}]
+
+
+async def test_a_history_that_is_no_conversation_is_named(client: AgentClient, local: LocalStore) -> None:
+    await client.sessions.create("s")
+    await client.sessions.append("s", [{"n": 1}], key="k")
+    here = Agent(ScriptedModel("Hello!"), name="native").session("s", store=local)
+    for chat in (here, client.session("s")):
+        for ask in (chat.messages(), chat.resume_point(), chat.resume()):
+            with pytest.raises(RunFailed, match="the item 'k-0' of this session is no message") as failed:
+                await ask
+            assert failed.value.code == "invalid_history"
+
+
+async def test_the_inbox_of_a_server_is_read_to_its_end(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.server.parameters.PAGE", 2)
+    script = ScriptedModel(Say("I will.", [ScriptedCall("add", {"a": 1, "b": 2})]), "Done.")
+    agent = Agent(script, tools=[Tool(add, needs_approval=True)])
+    with ServerThread(DurableAgentServer(agent, store=store_url)) as server:
+        async with AgentClient(server.url) as client:
+            for name in "abcde":
+                await client.session(name).run("1+2?")
+            waiting = [one async for one in client.approvals(status="open")]
+            assert [one.session_id for one in waiting] == list("edcba")
+            assert (waiting[0].kind, waiting[0].status) == (ApprovalKind.APPROVAL, ApprovalStatus.OPEN)
+            assert (waiting[0].name, waiting[0].call_id, waiting[0].arguments) == ("add", "call_1", {"a": 1, "b": 2})
+            assert (waiting[0].allowed, waiting[0].details) == (["approve", "edit", "reject", "respond"], {})
+            decision = {"id": waiting[0].id, "type": "approve"}
+            await client.session("e").run({"resume": {"decisions": [decision]}})
+            assert len([one async for one in client.approvals()]) == 5
+            with pytest.raises(InvalidRequest) as refused:
+                await anext(client.approvals(status="closing"))
+            assert refused.value.field == "status"
+
+        def decided() -> list[ApprovalRequest]:
+            with SyncAgentClient(server.url) as client:
+                assert [one.session_id for one in client.approvals(session_id="a")] == ["a"]
+                return list(client.approvals(status=ApprovalStatus.DECIDED))
+
+        (seen,) = await asyncio.to_thread(decided)
+    assert (seen.session_id, seen.decision) == ("e", {"type": "approve"})
+    assert seen.decided_at is not None
+    assert seen.decided_at >= seen.created_at
+
+
+async def test_handlers_of_ones_own_have_no_messages_to_tell(url: str) -> None:
+    async with AgentClient(url, agent="plain") as client:
+        await client.session("s").run(1)
+        with pytest.raises(Conflict) as caught:
+            await client.session("s").messages()
+    assert caught.value.code == "unsupported_for_agent"
 
 
 async def test_a_session_that_is_busy_says_so(url: str) -> None:

@@ -110,6 +110,52 @@ async def test_posted_events_are_committed_before_the_end(running: Running, make
         assert await engine.store.read.last_position(run.number) == 51 == run.last_position
 
 
+async def test_events_that_may_wait_go_with_the_next_write_in_the_order_of_calls(
+    running: Running, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.engine.context.SOON_SECONDS", 60)
+
+    async def invoke(context: InvocationContext) -> Any:
+        positions = [context.post("a"), context.post("b"), await context.emit("c"), context.post("d")]
+        begun = await context.store.read.last_position(context.lease[0])
+        return [*positions, begun, context.post("e"), context.post("last")]
+
+    async with running(invoke) as engine:
+        run = await ended(engine, make_request())
+        assert run.output == "[1,2,3,4,3,5,6]"
+        events = await engine.store.read.events(run.number, after=0, limit=10)
+        assert [(event.position, event.text) for event in events] == list(
+            enumerate(['"a"', '"b"', '"c"', '"d"', '"e"', '"last"'], 1)
+        )
+
+
+async def test_an_event_that_may_wait_is_stored_without_another_write(running: Running, make_request: Make) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        context.post("alone")
+        while await context.store.read.last_position(context.lease[0]) == 0:
+            await asyncio.sleep(0)
+        return "stored"
+
+    async with running(invoke) as engine:
+        assert (await ended(engine, make_request())).output == '"stored"'
+
+
+async def test_what_may_wait_is_stored_when_the_run_is_cancelled(running: Running, make_request: Make) -> None:
+    began = asyncio.Event()
+
+    async def invoke(context: InvocationContext) -> None:
+        context.post("said")
+        began.set()
+        await asyncio.Event().wait()
+
+    async with running(invoke) as engine:
+        run = await engine.accept(make_request())
+        await began.wait()
+        await engine.cancel("local", run.id)
+        await engine.wait(run)
+        assert [event.text for event in await engine.store.read.events(run.number, after=0, limit=10)] == ['"said"']
+
+
 async def test_emitting_after_the_end_is_refused(running: Running, make_request: Make) -> None:
     kept: list[InvocationContext] = []
 
@@ -364,6 +410,25 @@ async def test_a_run_that_ignores_its_cancel_ends_after_the_grace(
         assert error_of(await engine.wait(run))["code"] == "cancelled"
         stubborn.set()
         assert await engine.store.read.last_position(run.number) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_run_that_lost_its_worker_is_ended_where_its_agent_is_known_or_after_the_grace(
+    running: Running, make_request: Make, quick: EngineSettings, known: bool
+) -> None:
+    async def invoke(context: InvocationContext) -> Any:
+        await asyncio.Event().wait()
+
+    put_in_order = list[int]()
+    handlers = AgentHandlers(invoke, invoke, cancelled=lambda context: put_in_order.append(context.attempt))
+    async with running(agents={"a": handlers}, settings=replace(quick, drain_timeout=0.0)) as engine:
+        run = await engine.accept(make_request("s"))
+    # Full, so that it takes nothing from the queue by itself.
+    agents = {"a": handlers} if known else {"b": handlers}
+    async with running(agents=agents, settings=replace(quick, cancel_grace=0.05, concurrency=0)) as engine:
+        assert (await engine.cancel("local", run.id)).status is Status.QUEUED
+        assert error_of(await asyncio.wait_for(engine.wait(run), 10))["code"] == "cancelled"
+    assert put_in_order == ([2] if known else [])
 
 
 async def test_on_active_cancel_ends_what_runs_first(running: Running, make_request: Make) -> None:

@@ -1,5 +1,7 @@
 import asyncio
+import functools
 import logging
+import re
 import sys
 import typing
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -424,6 +426,34 @@ def test_a_function_that_no_model_can_call_is_refused() -> None:
         Agent(ScriptedModel("a"), tools=calling)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ToolSetupError, match="two tools named 'pay'"):
         Agent(ScriptedModel("a"), tools=[Counted().tool(), Counted().tool()])
+
+
+def test_a_tool_whose_name_providers_refuse_is_refused_where_it_is_made() -> None:
+    def zähle() -> str:
+        return "5"
+
+    nameless: list[Callable[..., Any]] = [lambda: "5", functools.partial(zähle), zähle]
+    for function in nameless:
+        with pytest.raises(ToolSetupError, match=re.escape("Tool(f, name=")):
+            Agent(ScriptedModel("Hello!"), tools=[function])
+        assert Tool(function, name="count").spec.name == "count"
+    names: list[Any] = ["", "count all", "zähle", "x" * 65, "count\n", 5]
+    for name in names:
+        with pytest.raises(ToolSetupError, match="1 to 64 letters"):
+            Tool(zähle, name=name)
+
+
+async def test_a_partial_is_a_tool_without_what_it_fixes() -> None:
+    async def find(index: object, query: str, *, limit: int = 5, user: object = None) -> str:
+        """Find something."""
+        return f"{limit} of {query!r} for {user}"
+
+    tool = Tool(functools.partial(functools.partial(find, object()), user="ann"), name="find")
+    assert tool.spec.description == "Find something."
+    assert list(tool.spec.parameters["properties"]) == ["query", "limit"]
+    assert await tool.run('{"query": "tea"}') == "5 of 'tea' for ann"
+    with pytest.raises(ToolError):
+        await tool.run('{"query": "tea", "user": "bob"}')
 
 
 def test_an_agent_of_wrong_parts_is_refused_where_it_is_made() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from outlast import Agent, Tool, open_store
 from outlast.core.records import Status
-from outlast.core.resume import INTERRUPTED_RESULT, NOT_APPROVED_RESULT, ResumeKind
+from outlast.core.resume import CANCELLED_RESULT, INTERRUPTED_RESULT, NOT_APPROVED_RESULT, ResumeKind
 from outlast.sessions import SessionStore
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
@@ -135,7 +135,7 @@ async def forget(url: str, folder: str) -> list[str]:
         engine = await store.engine(agent(folder))
         while (await engine.get("local", DECIDE)).status is not Status.QUEUED:
             await asyncio.sleep(0.05)
-        await engine.cancel("local", DECIDE)
+        assert (await engine.wait(await engine.cancel("local", DECIDE))).status is Status.FAILED
         await engine.delete("local", DECIDE)
         assert (await agent(folder).session("s", store=store).resume()).text == "Done."
         history = [item.content async for item in SessionStore(store).items("s")]
@@ -147,7 +147,7 @@ def test_an_approved_call_that_ran_in_a_deleted_run_does_not_run_again(
 ) -> None:
     where = {"url": store_url, "folder": str(tmp_path)}
     harness.run(buy, where, kill=KillAt("journal.done.after_commit", 2))
-    assert harness.run(forget, where).result == ["seen", INTERRUPTED_RESULT]
+    assert harness.run(forget, where).result == ["seen", "paid 2"]
     assert EffectsLog(tmp_path / "effects").read() == ["look 1", "pay 2"]
 
 
@@ -157,11 +157,11 @@ async def stop(url: str, folder: str) -> list[str]:
         engine = await store.engine(agent(folder))
         while (await engine.get("local", ASK)).status is not Status.QUEUED:
             await asyncio.sleep(0.05)
-        await engine.cancel("local", ASK)
+        assert (await engine.wait(await engine.cancel("local", ASK))).status is Status.FAILED
         chat = agent(folder).session("s", store=store)
         point = await chat.resume_point()
         assert point is not None
-        assert (point.kind, point.cause) == (ResumeKind.RECOVER_TOOLS, "cancelled")
+        assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
         assert (await chat.resume()).text == "Done."
         history = [item.content async for item in SessionStore(store).items("s")]
         return [message["content"] for message in history if message["role"] == "tool"]
@@ -172,5 +172,5 @@ def test_cancelling_a_run_whose_worker_died_lets_nobody_decide_any_more(
 ) -> None:
     where = {"url": store_url, "folder": str(tmp_path)}
     harness.run(buy, where, kill=KillAt("tool.after_body"))
-    assert harness.run(stop, where).result == [INTERRUPTED_RESULT, NOT_APPROVED_RESULT]
+    assert harness.run(stop, where).result == [CANCELLED_RESULT, NOT_APPROVED_RESULT]
     assert EffectsLog(tmp_path / "effects").read() == ["look 1"]

@@ -1,15 +1,28 @@
 """Tool calls that a person decides about: asked, decided, refused, forgotten."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from outlast import Agent, AgentResumeError, InvocationContext, Reply, RunFailed, Tool
+from outlast import (
+    Agent,
+    AgentClient,
+    AgentResumeError,
+    Conflict,
+    DurableAgentServer,
+    InvocationContext,
+    Reply,
+    RunFailed,
+    Tool,
+    open_store,
+)
 from outlast.adapters import ChatSession, LocalStore
 from outlast.adapters.native import CallDelta, Delta, Hooks, Model, Stopped, TextDelta, ToolSetupError, ToolSpec
 from outlast.core import jsontext
+from outlast.core.records import Invocation, Status
 from outlast.core.resume import (
     CANCELLED_RESULT,
     INTERRUPTED_RESULT,
@@ -18,8 +31,10 @@ from outlast.core.resume import (
     ResumeKind,
 )
 from outlast.core.transcript import Message, Role, StopReason
+from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
+from outlast.testing.serving import ServerThread
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +58,7 @@ class Shop:
             self.looked.append(at)
             return "5 left"
 
+        self.pay, self.look = pay, look
         self._tools: list[Callable[..., Any] | Tool] = [look, Tool(pay, needs_approval=True)]
         self.agent = self.agent_of(ScriptedModel(Say("I will.", list(calls) or BOTH), answer))
 
@@ -72,11 +88,30 @@ async def test_a_run_stops_before_a_call_that_needs_approval_and_does_the_others
     shop = Shop()
     reply = await shop.chat(local).run("buy")
     (approval,) = asked(reply)
-    assert (approval["name"], approval["arguments"]) == ("pay", {"amount": 5})
+    assert (approval["name"], approval["arguments"], reply.text) == ("pay", {"amount": 5}, "I will.")
     assert (shop.looked, shop.paid) == (["stock"], [])
     point = await shop.chat(local).resume_point()
     assert point is not None
     assert (point.kind, point.cause, list(point.approvals)) == (ResumeKind.AWAIT_APPROVAL, None, [approval])
+
+
+async def test_what_the_model_said_before_it_asked_is_the_text_wherever_it_is_read(store_url: str) -> None:
+    def shop() -> Agent:
+        silent = ScriptedModel(Say("", [ScriptedCall("pay", {"amount": 5})]))
+        return Shop().agent_of(silent) if quiet else Shop().agent
+
+    for quiet, text in ((False, "I will."), (True, "")):
+        async with open_store(store_url) as local:
+            assert (await shop().session(f"run {quiet}", store=local).run("buy")).text == text
+            events = [event async for event in shop().session(f"stream {quiet}", store=local).stream("buy")]
+            assert events[-1]["reply"].text == text
+        with ServerThread(DurableAgentServer(shop(), store=store_url)) as server:
+            async with AgentClient(server.url) as client:
+                reply = await client.session(f"http {quiet}").run("buy")
+                assert reply.text == text
+                events = [event async for event in client.session(f"remote {quiet}").stream("buy")]
+                assert events[-1]["reply"].text == text
+                assert (await client.get(reply.invocation_id))["interrupt"].get("text", "") == text
 
 
 async def test_an_approved_call_runs_once_and_the_run_goes_on(local: LocalStore) -> None:
@@ -196,6 +231,90 @@ async def test_what_is_open_in_a_session_is_not_open_in_its_copy(local: LocalSto
     assert shop.paid == [5]
 
 
+async def forked(local: LocalStore) -> None:
+    await SessionStore(local).fork("s", "copy")
+
+
+async def forked_twice(local: LocalStore) -> None:
+    await SessionStore(local).fork("s", "between")
+    await SessionStore(local).fork("between", "copy")
+
+
+async def forked_after_a_message_by_hand(local: LocalStore) -> None:
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await SessionStore(local).fork("s", "copy")
+
+
+async def forked_from_what_is_gone(local: LocalStore) -> None:
+    await forked_twice(local)
+    await SessionStore(local).delete("s")
+    await SessionStore(local).delete("between")
+
+
+async def forked_from_a_run_that_is_gone(local: LocalStore) -> None:
+    await forked_twice(local)
+    await remove_runs(local)
+
+
+async def forked_from_where_it_was_asked(local: LocalStore) -> None:
+    await Agent(ScriptedModel("Never mind.")).session("s", store=local).run("never mind")
+    await remove_runs(local)
+    said = [item async for item in SessionStore(local).items("s") if item.content.get("tool_calls")]
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await SessionStore(local).fork("s", "copy", up_to_item_id=said[0].id)
+
+
+async def forked_from_where_it_was_rejected(local: LocalStore) -> None:
+    (waiting,) = await (await local.store()).read.approvals_listed(
+        "local", status=None, session_id="s", before=None, limit=9
+    )
+    await Shop().chat(local).run(decided({"id": waiting.key, "type": "reject"}))
+    await forked_from_where_it_was_asked(local)
+
+
+async def remove_runs(local: LocalStore) -> None:
+    """Do what retention does."""
+    store = await local.store()
+    for status in Status:
+        await store.remove_old(status=status, age_ms=-1000, keep_ms=0, limit=100)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        forked,
+        forked_twice,
+        forked_after_a_message_by_hand,
+        forked_from_what_is_gone,
+        forked_from_a_run_that_is_gone,
+        forked_from_where_it_was_asked,
+        forked_from_where_it_was_rejected,
+    ],
+)
+async def test_what_nobody_approved_is_not_approved_in_any_copy_and_never_runs_there(
+    local: LocalStore, copied: Callable[[LocalStore], Awaitable[None]]
+) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    await copied(local)
+    # Whatever the tools of a later agent say about the call.
+    later = Agent(ScriptedModel("Done."), tools=[shop.pay, shop.look], rerun_safe={"pay"})
+    assert (await later.session("copy", store=local).resume()).text == "Done."
+    assert (await results(local, "copy"))[-1] == NOT_APPROVED_RESULT
+    assert shop.paid == []
+
+
+async def test_what_was_closed_by_hand_stays_not_approved_when_its_run_is_gone(local: LocalStore) -> None:
+    shop = Shop()
+    await shop.chat(local).run("buy")
+    await SessionStore(local).append("s", [{"role": "user", "content": "hello?"}])
+    await remove_runs(local)
+    later = Agent(ScriptedModel("Done."), tools=[shop.pay, shop.look], rerun_safe={"pay"})
+    await later.session("s", store=local).resume()
+    assert await results(local) == ["5 left", NOT_APPROVED_RESULT]
+    assert shop.paid == []
+
+
 async def test_a_history_that_is_changed_by_hand_closes_what_is_open(local: LocalStore) -> None:
     shop = Shop()
     (approval,) = asked(await shop.chat(local).run("buy"))
@@ -224,6 +343,34 @@ async def test_a_tool_may_say_itself_which_calls_need_approval(local: LocalStore
     assert paid == [5]
 
 
+def down(amount: int) -> bool:
+    raise ConnectionError("no rules today")
+
+
+async def cancelled(amount: int) -> bool:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("rule", [down, cancelled, lambda amount: sys.exit(1)])
+@pytest.mark.parametrize(("decision", "paid"), [({"type": "approve"}, [5]), ({"type": "reject"}, [])])
+async def test_a_person_is_asked_where_the_rule_of_a_tool_raises(
+    local: LocalStore,
+    caplog: pytest.LogCaptureFixture,
+    rule: Callable[[int], Any],
+    decision: dict[str, Any],
+    paid: list[int],
+) -> None:
+    shop = Shop()
+    tools: list[Any] = [Tool(shop.pay, needs_approval=rule), shop.look]
+    chat = Agent(ScriptedModel(Say("I will.", BOTH), "Done."), tools=tools).session("s", store=local)
+    (approval,) = asked(await chat.run("buy"))
+    assert (shop.looked, shop.paid) == (["stock"], [])
+    assert "`needs_approval` of the tool 'pay' raised" in caplog.text
+    assert (await chat.run(decided({"id": approval["id"], **decision}))).text == "Done."
+    assert shop.paid == paid
+    assert await chat.resume_point() is None
+
+
 async def test_who_says_which_calls_need_approval_takes_the_arguments_it_wants() -> None:
     def pay(amount: int, currency: str = "EUR", note: str = "") -> str:
         return "paid"
@@ -248,8 +395,6 @@ def test_who_says_which_calls_need_approval_takes_nothing_else() -> None:
 
 async def test_a_run_without_session_cannot_ask(store_url: str) -> None:
     from fastapi.testclient import TestClient
-
-    from outlast import DurableAgentServer
 
     shop = Shop()
     with TestClient(DurableAgentServer(shop.agent, store=store_url)) as client:
@@ -287,6 +432,92 @@ async def test_cancelling_a_run_answers_its_calls_before_it_is_final(local: Loca
     assert point is not None
     assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
     assert (await agent.session("s", store=local).resume()).text == "Done."
+
+
+class Lost:
+    """An agent whose run is handed back while one of its tools is under way, as a worker that stops does."""
+
+    def __init__(self, url: str) -> None:
+        self.began, self._url = asyncio.Event(), url
+
+        async def wait() -> str:
+            """Wait."""
+            self.began.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        async def quick() -> str:
+            """Be quick."""
+            return "quick"
+
+        script = ScriptedModel(Say("", [ScriptedCall("quick"), ScriptedCall("wait")]), "Done.")
+        self.agent = Agent(script, tools=[quick, wait])
+
+    async def run(self) -> None:
+        local = LocalStore(self._url, EngineSettings(claims=False, drain_timeout=0))
+        running = asyncio.create_task(self.agent.session("s", store=local).run("go"))
+        await self.began.wait()
+        while len(await results_in_journal(local)) < 1:
+            await asyncio.sleep(0.01)
+        await local.close()
+        with pytest.raises(RunFailed, match="the store was closed"):
+            await running
+
+
+async def results_in_journal(local: LocalStore) -> list[Any]:
+    return [call for call in await (await local.store()).read.calls("s1") if call.outcome is not None]
+
+
+@pytest.mark.parametrize("goes_on", ["cancel", "message", "server", "resume"])
+async def test_cancelling_a_run_that_lost_its_worker_answers_its_calls_before_it_is_final(
+    store_url: str, goes_on: str
+) -> None:
+    lost = Lost(store_url)
+    await lost.run()
+    async with open_store(store_url) as local:
+        chat = lost.agent.session("s", store=local)
+        if goes_on == "cancel":
+            assert await chat.cancel()
+        elif goes_on == "message":
+            other = Agent(ScriptedModel("Done."))
+            assert (await other.session("s", store=local).run("Never mind.")).text == "Done."
+        else:
+            # Cancelled when nobody was there who could finish it.
+            await (await local.store()).cancel("local", (await run_of(local)).id)
+            if goes_on == "resume":
+                assert (await chat.resume()).text == "Done."
+            else:
+                with ServerThread(DurableAgentServer(lost.agent, store=store_url)) as server:
+                    async with AgentClient(server.url) as client:
+                        while (await client.sessions.get("s")).active is not None:
+                            await asyncio.sleep(0.01)
+        while (ended := await run_of(local)).status is not Status.FAILED:
+            await asyncio.sleep(0.01)
+        assert ended.error is not None
+        assert jsontext.decode(ended.error)["code"] == "cancelled"
+        assert await results(local) == ["quick", CANCELLED_RESULT]
+        if goes_on in ("cancel", "server"):
+            point = await chat.resume_point()
+            assert point is not None
+            assert (point.kind, point.cause) == (ResumeKind.CALL_MODEL, "cancelled")
+            assert (await chat.resume()).text == "Done."
+
+
+async def test_another_agent_does_not_end_a_run_that_lost_its_worker(store_url: str) -> None:
+    lost = Lost(store_url)
+    await lost.run()
+    async with open_store(store_url) as local:
+        other = Agent(ScriptedModel("Hello!"), name="other").session("s", store=local)
+        with pytest.raises(Conflict) as refused:
+            await other.run("hi")
+        assert refused.value.code == "session_of_other_agent"
+        assert ((await run_of(local)).status, (await run_of(local)).cancel) == (Status.QUEUED, None)
+
+
+async def run_of(local: LocalStore) -> Invocation:
+    """Return the first run of the session."""
+    read = (await local.store()).read
+    return (await read.listed("local", session_id="s", status=None, agent=None, metadata={}, before=None, limit=9))[-1]
 
 
 async def test_a_run_that_waits_says_what_it_used(local: LocalStore) -> None:

@@ -72,6 +72,50 @@ async def test_a_run_that_waits_for_a_person_is_told_too(local: LocalStore) -> N
     ]  # fmt: skip
 
 
+async def test_an_error_goes_on_and_reaches_every_hook_when_one_raises_at_it(
+    local: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Hooks):
+        async def on_error(self, context: InvocationContext | None, error: Exception) -> None:
+            raise ValueError("the pager is down")
+
+    hooks = Heard()
+    chat = Agent(ScriptedModel("Hello."), hooks=[Broken(), hooks]).session("s", store=local)
+    with pytest.raises(AgentResumeError):
+        await chat.resume()
+    with pytest.raises(RunFailed) as failed:
+        await chat.run({"text": "Hi"})
+    assert failed.value.code == "invalid_input"
+    assert [what for what, _ in hooks.heard] == ["error", "before", "error"]
+    assert caplog.text.count("ValueError: the pager is down") == 2
+    assert "Broken" in caplog.text
+
+
+async def test_hooks_may_be_plain_functions(local: LocalStore) -> None:
+    class Plain(Hooks):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def on_message(self, context: InvocationContext) -> None:
+            self.heard.append("message")
+
+        def before_run(self, context: InvocationContext) -> None:
+            self.heard.append("before")
+
+        def after_run(self, context: InvocationContext, reply: Reply) -> None:
+            self.heard.append(reply.text)
+
+        def on_error(self, context: InvocationContext | None, error: Exception) -> None:
+            self.heard.append("error")
+
+    hooks = Plain()
+    for given in (hooks, [Heard(), hooks]):
+        await Agent(ScriptedModel("Hello."), hooks=given).session("s", store=local).run("Hi")
+        with pytest.raises(RunFailed):
+            await Agent(ScriptedModel("Hello."), hooks=given).session("s", store=local).run({"text": "Hi"})
+    assert hooks.heard == ["before", "message", "Hello.", "before", "error"] * 2
+
+
 async def test_a_hook_that_refuses_a_message_keeps_it_out_of_the_history(local: LocalStore) -> None:
     class Guard(Hooks):
         async def on_message(self, context: InvocationContext) -> None:

@@ -18,10 +18,13 @@ from outlast import Agent, DurableAgentServer, RunFailed, open_store
 from outlast.adapters import LocalStore
 from outlast.adapters.native import Delta, ProviderUnavailable, Stopped, TextDelta, ToolSpec, asking
 from outlast.core import faults
-from outlast.core.errors import InvalidRequest
+from outlast.core.errors import InvalidRequest, SessionBusy
+from outlast.core.records import Request
 from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.core.transcript import Message, Role, StopReason
+from outlast.engine import EngineSettings
 from outlast.sessions import SessionStore
+from outlast.store import Store
 from outlast.store.statements import DatabaseError, Lost, Refused
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillHarness
@@ -247,6 +250,66 @@ async def test_another_agent_reads_a_session_and_does_not_write_to_it(store_url:
             assert (refused.status_code, refused.json()["code"]) == (409, "session_of_other_agent")
             for url in (one, two):
                 assert (await client.get(f"{url}/api/sessions/s/items")).content == before
+
+
+async def test_runs_in_process_beyond_the_room_start_when_there_is_some(store_url: str) -> None:
+    async with LocalStore(store_url, EngineSettings(claims=False, concurrency=2)) as local:
+        agent = Agent(Echo())
+        running = [
+            asyncio.create_task(agent.session(f"s{number}", store=local).run(str(number))) for number in range(9)
+        ]
+        assert {(await one).text for one in running} == {str(number) for number in range(9)}
+
+
+async def test_a_run_in_process_starts_also_when_nobody_waits_for_it_any_more(store_url: str) -> None:
+    async with LocalStore(store_url, EngineSettings(claims=False, concurrency=1)) as local:
+        agent = Agent(Echo())
+        first = asyncio.create_task(agent.session("first", store=local).run("0"))
+        second = asyncio.create_task(agent.session("second", store=local).run("19"))
+        while await (await local.store()).read.session_number("local", "second") is None:
+            await asyncio.sleep(0.01)
+        second.cancel()
+        await first
+        async with asyncio.timeout(30):
+            while len(await history(local, "second")) < 2:
+                await asyncio.sleep(0.05)
+
+
+async def leave_queued(store: Store, *, began: bool) -> None:
+    """Leave a run of the session `s` in the queue, as a server that stops does."""
+    request = Request.of(principal="local", id=str(uuid.uuid4()), session_id="s", agent="agent", input="first")
+    run = (await store.accept(request, lease=True)).invocation
+    await store.hand_back(run.number, run.epoch, entered=began)
+
+
+@pytest.mark.parametrize("began", [True, False])
+async def test_a_message_in_process_does_not_end_what_a_living_server_will_run(
+    store: Store, local: LocalStore, began: bool
+) -> None:
+    await store.register(id="server", host="elsewhere", pid=1, lock_file=None, claims=["other", "agent"])
+    await leave_queued(store, began=began)
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    for ask in (chat.run("second"), chat.resume(), chat.resume_point()):
+        with pytest.raises(SessionBusy):
+            await ask
+    (run,) = await store.read.listed(
+        "local", session_id="s", status=None, agent=None, metadata={}, before=None, limit=9
+    )
+    assert run.status == "queued"
+
+
+@pytest.mark.parametrize("goes_on", ["resume", "message"])
+async def test_a_run_that_nobody_living_began_is_begun_by_whoever_uses_its_session(
+    store: Store, local: LocalStore, goes_on: str
+) -> None:
+    await leave_queued(store, began=False)
+    chat = Agent(ScriptedModel("Hi.")).session("s", store=local)
+    with pytest.raises(SessionBusy):  # whoever accepted it lives
+        await chat.run("second")
+    await store.deregister("w1")
+    await (chat.resume() if goes_on == "resume" else chat.run("second", wait=30))
+    said = [("user", "first"), ("assistant", "Hi."), ("user", "second"), ("assistant", "Hi.")]
+    assert await history(local) == said[: 2 if goes_on == "resume" else 4]
 
 
 @pytest.mark.parametrize("id", ["", "x" * 513, "a\0b", None, 3])

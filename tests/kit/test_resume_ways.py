@@ -358,7 +358,8 @@ async def test_what_cannot_be_resumed_says_why(place: Place, row: Refusal, way: 
     assert [content for _, _, content in before] == row.history
     found = await way.point(session)
     assert (found.kind if found else None) == (ResumeKind.AWAIT_APPROVAL if row.opened else None)
-    assert [call.id for call in (found.unanswered_tool_calls if found else ())] == list(row.opened)
+    told = [(call.id, call.arguments, call.awaits_approval) for call in (found.unanswered_tool_calls if found else ())]
+    assert told == [(id, "{}", id == "p1") for id in row.opened]
 
     with pytest.raises(AgentResumeError) as caught:
         await way.resume(session)

@@ -50,8 +50,12 @@ def test_background_runs_are_not_lost_to_the_garbage_collector(store_url: str) -
             runs = await all_final(client, 200)
             assert sorted(run["output"] for run in runs) == list(range(200))
 
-    with ServerThread(DurableAgentServer(AgentHandlers(invoke, invoke), store=store_url)) as server:
-        asyncio.run(run(server.url))
+    gc.freeze()  # only what this test makes is of interest; looking through all of pytest's takes seconds each time
+    try:
+        with ServerThread(DurableAgentServer(AgentHandlers(invoke, invoke), store=store_url)) as server:
+            asyncio.run(run(server.url))
+    finally:
+        gc.unfreeze()
 
 
 # BR-75

@@ -18,6 +18,7 @@ import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from outlast import AgentHandlers, DurableAgentServer, Interrupt, InvocationContext, RunFailed
+from outlast.store import reading
 from outlast.testing.serving import ServerThread
 from outlast.wires.native.accept import Ask
 
@@ -376,6 +377,18 @@ def test_lists_are_filtered_and_paged(client: httpx.Client) -> None:
         pages.append([one["id"] for one in page["items"]])
         cursor = page["next_cursor"]
     assert pages == [ids[:3:-1], ids[3:0:-1], ids[:1]]
+
+
+def test_a_page_of_large_runs_has_fewer_of_them(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LIST_BYTES", 5_000)
+    ids = [post(client, "x" * size).json()["id"] for size in (10, 3_000, 3_000, 9_000, 10, 10)]
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = client.get("/api/invocations", params={"limit": 500, "cursor": cursor}).json()
+        pages.append([one["id"] for one in page["items"]])
+        cursor = page["next_cursor"]
+    assert [id for page in pages for id in page] == ids[::-1]
+    assert [len(page) for page in pages] == [3, 1, 1, 1]  # each has its input and, as its output, the same again
 
 
 @pytest.mark.parametrize(

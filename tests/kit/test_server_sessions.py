@@ -11,7 +11,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from outlast import AgentHandlers, DurableAgentServer, InvocationContext
+from outlast import Agent, AgentHandlers, DurableAgentServer, InvocationContext
+from outlast.testing.scripted import ScriptedModel
 from outlast.testing.serving import ServerThread
 
 OPEN = threading.Event()
@@ -136,6 +137,19 @@ def test_a_session_that_was_interrupted_is_resumed_once(client: httpx.Client) ->
     resumed = client.post("/api/sessions/cut/resume", json=body).json()
     assert (resumed["status"], resumed["kind"], resumed["output"]) == ("completed", "resume", "resume")
     assert client.post("/api/sessions/cut/resume", json=body).json() == resumed
+
+
+def test_a_session_whose_items_are_no_messages_is_not_resumed(store_url: str) -> None:
+    app = DurableAgentServer(Agent(ScriptedModel("Hi.")), store=store_url)
+    with ServerThread(app) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        client.post("/api/sessions", json={"id": "s"})
+        client.post("/api/sessions/s/items", json={"items": [{"a": 1}]}).raise_for_status()
+        for refused in (
+            client.get("/api/sessions/s/resume-point"),
+            client.post("/api/sessions/s/resume", json={"id": str(uuid.uuid4())}),
+        ):
+            assert (refused.status_code, refused.json()["code"]) == (409, "invalid_history")
+        assert client.get("/api/invocations").json()["items"] == []
 
 
 def test_a_session_that_is_complete_is_not_resumed(client: httpx.Client) -> None:

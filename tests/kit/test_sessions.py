@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -12,11 +13,14 @@ from outlast.core.errors import Conflict, Gone, InvalidRequest, NotFound, Sessio
 from outlast.core.records import Outcome, Request, Status
 from outlast.sessions import SessionStore
 from outlast.store import Store
+from outlast.testing.postgres import PostgresServer
+from outlast.testing.proxy import Cut, FaultProxy
 
 pytestmark = pytest.mark.anyio
 
 Make = Callable[..., Request]
 Lose = Callable[[str], AbstractContextManager[None]]
+HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
 DONE = Outcome(Status.COMPLETED, output="1")
 
 
@@ -57,6 +61,15 @@ async def test_the_same_session_again_is_the_same_one_and_another_is_a_conflict(
     assert caught.value.code == "session_exists"
 
 
+async def test_labels_are_short_also_when_they_come_one_after_another(sessions: Sessions) -> None:
+    await sessions.create("s", labels={"a": "x" * 40_000})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.create("other", labels={"a": "x" * 65_536})
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        await sessions.update("s", labels={"b": "x" * 40_000})
+    assert (await sessions.update("s", labels={"a": None, "b": "x" * 40_000})).labels == {"b": "x" * 40_000}
+
+
 @pytest.mark.parametrize("id", ["", "a\x00", "a" * 513, "\ud800", 7])
 async def test_an_impossible_name_is_refused(sessions: Sessions, id: Any) -> None:
     acts = (
@@ -77,6 +90,52 @@ async def test_bad_fields_are_refused_before_anything_is_stored(sessions: Sessio
         await sessions.create("s", **options)
     with pytest.raises(NotFound):
         await sessions.get("s")
+
+
+@pytest.mark.parametrize(
+    ("act", "field"),
+    [
+        (lambda sessions: sessions.create("new", agent=5), "agent"),
+        (lambda sessions: sessions.create("new", actor_id=5), "actor_id"),
+        (lambda sessions: sessions.create("new", parent=5), "parent"),
+        (lambda sessions: sessions.create("new", labels="team"), "labels"),
+        (lambda sessions: sessions.page(labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.page(cursor="x"), "cursor"),
+        (lambda sessions: sessions.page(cursor=2**63), "cursor"),
+        (lambda sessions: sessions.page(limit="5"), "limit"),
+        (lambda sessions: sessions.page(limit=501), "limit"),
+        (lambda sessions: sessions.page(agent=5), "agent"),
+        (lambda sessions: sessions.update("s", labels=[]), "labels"),
+        (lambda sessions: sessions.update("s", labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.append("s", 5), "items"),
+        (lambda sessions: sessions.append("s", "ab"), "items"),
+        (lambda sessions: sessions.append("s", {"role": "user"}), "items"),
+        (lambda sessions: sessions.append("s", [5]), "items[0]"),
+        (lambda sessions: sessions.append("s", [{}], key=5), "key"),
+        (lambda sessions: anext(sessions.items("s", after="1")), "after"),
+        (lambda sessions: anext(sessions.items("s", after=-1)), "after"),
+        (lambda sessions: anext(sessions.items("s", limit="5")), "limit"),
+        (lambda sessions: anext(sessions.items("s", limit=-1)), "limit"),
+        (lambda sessions: anext(sessions.items("s", newest_first="yes")), "newest_first"),
+        (lambda sessions: sessions.fork("s", 5), "session_id"),
+        (lambda sessions: sessions.fork("s", up_to_item_id=5), "up_to_item_id"),
+        (lambda sessions: sessions.fork("s", actor_id=5), "actor_id"),
+        (lambda sessions: sessions.fork("s", labels={"a": 1}), "labels"),
+        (lambda sessions: sessions.delete("s", force="no"), "force"),
+        (lambda sessions: sessions.import_(5), "lines"),
+        (lambda sessions: sessions.import_([HEAD, 5]), "line 2"),
+        (lambda sessions: sessions.import_([HEAD], id=5), "session_id"),
+    ],
+)
+async def test_a_value_of_a_wrong_type_is_refused_and_named_and_nothing_is_stored(
+    sessions: Sessions, act: Any, field: str
+) -> None:
+    before = await sessions.create("s")
+    with pytest.raises(InvalidRequest) as caught:
+        await act(sessions)
+    assert caught.value.field == field
+    assert [one async for one in sessions.list()] == [before]
+    assert [one async for one in sessions.items("s")] == []
 
 
 async def test_another_principal_does_not_see_a_session(store: Store, sessions: Sessions) -> None:
@@ -350,9 +409,6 @@ async def test_an_export_can_be_imported_as_it_comes_or_as_one_text(sessions: Se
     assert await texts(sessions, "streamed") == await texts(sessions, "text") == ["a\u2028\n", "\ud800"]
 
 
-HEAD = json.dumps({"type": "session", "id": "s", "agent": "a", "actor_id": "b", "labels": {}})
-
-
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
@@ -397,6 +453,31 @@ async def test_a_change_whose_commit_has_an_unknown_outcome_happens_once(
         assert answer.content["content"] == "b"
     if change == "clear":
         assert answer == 2
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "change", ["clear", *(pytest.param(one, marks=pytest.mark.slow) for one in CHANGES if one != "clear")]
+)
+async def test_a_change_that_is_cut_at_any_message_happens_once(postgres_server: PostgresServer, change: str) -> None:
+    direct, (apply, left) = postgres_server.create_database(), CHANGES[change]
+    with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+        store = await Store.open(proxy.url(direct))
+        for direction, when in itertools.product(("to_server", "to_client"), ("before", "after")):
+            for nth in itertools.count(1):
+                sessions = SessionStore(store, principal=f"{direction}-{when}-{nth}")
+                await sessions.create("s")
+                await sessions.append("s", said("a", "b"))
+                armed = proxy.cut(Cut(direction, nth, when), open_connections=True)  # type: ignore[arg-type]
+                answer = await asyncio.wait_for(apply(sessions), 20)
+                cut = armed.fired
+                proxy.cut(Cut(containing=b"no more of them"), open_connections=True)
+                assert await texts(sessions, "s") == left, (direction, when, nth)
+                assert change != "clear" or answer == 2, (direction, when, nth)
+                assert change != "pop" or answer.content["content"] == "b", (direction, when, nth)
+                if not cut:
+                    break
+        await store.close()
 
 
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])

@@ -365,6 +365,13 @@ async def test_the_longest_names_are_stored(memory: Memories) -> None:
         (lambda memory: memory.put("a", 7), "content"),
         (lambda memory: memory.put("a", "x", actor_id=""), "actor_id"),
         (lambda memory: memory.put("\u6771" * 500, "x", actor_id="\u4eac" * 500), "path"),
+        (lambda memory: memory.put("a", "x", append="yes"), "append"),
+        (lambda memory: memory.put(None, "x"), "path"),
+        (lambda memory: memory.add("a", "x", key=5), "key"),
+        (lambda memory: memory.update("a", "x", session_id=5), "session_id"),
+        (lambda memory: memory.get(5), "path"),
+        (lambda memory: memory.delete(None), "path"),
+        (lambda memory: memory.list(path_prefix=None), "path_prefix"),
         (lambda memory: memory.list(""), "path"),
         (lambda memory: memory.list(path_prefix="\x00"), "path_prefix"),
         (lambda memory: memory.list(after="a"), "after"),
@@ -400,3 +407,19 @@ async def test_a_model_remembers_for_the_actor_of_its_session(store_url: str) ->
         assert told[:3] == ["Kept at food.", "food:\nlikes tea", "food"]
         assert sorted(told[3:]) == ["Forgot food.", "Not done: there is no memory at 'food'"]
         assert await MemoryStore(store).list(actor_id="ann") == []
+
+
+async def test_a_model_is_told_that_there_is_more_than_it_is_shown(store_url: str) -> None:
+    calls = [ScriptedCall("list_memories"), ScriptedCall("list_memories", {"path_prefix": "tea/9"})]
+    calls.append(ScriptedCall("recall", {"query": "green"}))
+    async with open_store(store_url) as store:
+        await asyncio.gather(*(MemoryStore(store).put(f"tea/{number:03}", "green") for number in range(101)))
+        await MemoryStore(store).put("tea/9", "green")
+        chat = Agent(ScriptedModel(Say(calls=calls), "Done."), tools=MEMORY_TOOLS).session("s", store=store)
+        said = (await chat.run("hi")).messages
+    listed, narrowed, recalled = [message["content"] for message in said if message["role"] == "tool"]
+    assert listed.startswith("tea/000\ntea/001\n")
+    assert listed.endswith("tea/099\nThese are the first 100; there are more. A longer `path_prefix` lists fewer.")
+    assert narrowed == "tea/9"
+    assert recalled.count("green") == 10
+    assert "These are the 10 best; more was found." in recalled

@@ -138,6 +138,31 @@ async def test_cancelling_a_queued_run_ends_it_and_lets_the_next_start(store: St
     assert cancelled.released == (behind.number,)
 
 
+async def test_cancelling_a_run_that_lost_its_worker_leaves_it_to_whoever_finishes_it(
+    store: Store, make_request: Make
+) -> None:
+    run = (await store.accept(make_request("s"), lease=True)).invocation
+    await store.hand_back(run.number, run.epoch, entered=True)
+    for _ in range(2):
+        cancelled = await store.cancel("local", run.id)
+        assert (cancelled.invocation.status, cancelled.invocation.cancel) == (Status.QUEUED, "cancelled")
+    asked: list[invocations.Stopping] = await store._writer.submit(Call("cancel", invocations.stopping))
+    assert [(one.number, one.holder, one.reason) for one in asked] == [(run.number, None, "cancelled")]
+    ended = await store.expire(run.number, run.epoch, "cancelled")
+    assert ended is not None
+    assert ended.invocation.status is Status.FAILED
+    assert await store._writer.submit(Call("cancel", invocations.stopping)) == []
+
+
+async def test_a_run_that_was_claimed_meanwhile_is_not_expired(store: Store, make_request: Make) -> None:
+    run = (await store.accept(make_request("s"), lease=True)).invocation
+    await store.hand_back(run.number, run.epoch, entered=True)
+    await store.cancel("local", run.id)
+    claimed = await store.claim(agents=["a"], room=1, suspect_room=0, per_principal=0, known=[])
+    assert [(one.number, one.cancel) for one in claimed] == [(run.number, "cancelled")]
+    assert await store.expire(run.number, run.epoch, "cancelled") is None
+
+
 async def test_cancelling_a_running_run_asks_its_holder(store: Store, make_request: Make) -> None:
     run = (await store.accept(make_request("s"), lease=True)).invocation
     cancelled = await store.cancel("local", run.id)

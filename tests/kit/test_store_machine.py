@@ -168,18 +168,18 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, lease: Lease, worker: int) -> None:
         run = self.runs[lease.record.id]
         self.run(self.stores[worker].cancel(self.mark, lease.record.id))
-        if run.status is Status.QUEUED:
+        if run.status is Status.QUEUED and not run.attempt:
             run.status, run.epoch = Status.FAILED, run.epoch + 1
-        elif run.status is Status.RUNNING:
+        elif not run.status.final:
             run.asked_to_stop = True
 
     @rule(lease=leases, worker=st.integers(0, 2))
     def expire(self, lease: Lease, worker: int) -> None:
         ended = self.run(self.stores[worker].expire(lease.record.number, lease.record.epoch, "cancelled"))
         run = self.runs[lease.record.id]
-        current = self.held(lease)
-        assert (ended is not None) == current
-        if current:
+        stopping = run.status is Status.QUEUED and run.asked_to_stop and run.epoch == lease.record.epoch
+        assert (ended is not None) == (stopping or self.held(lease))
+        if ended is not None:
             run.status, run.epoch = Status.FAILED, run.epoch + 1
 
     @invariant()

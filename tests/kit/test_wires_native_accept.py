@@ -59,6 +59,7 @@ def test_null_is_the_same_as_leaving_an_optional_field_out() -> None:
         ("agent", 1), ("config", []), ("config", "x"), ("on_active", "wait"), ("on_active", []),
         ("timeout", 0), ("timeout", -1), ("timeout", True), ("timeout", "5"), ("timeout", float("inf")),
         ("timeout", 10**400), ("metadata", {"a": 1}), ("metadata", []), ("metadata", {"a": "b\0"}), ("metadata", {"\ud800": "b"}),
+        ("metadata", {"a": "x" * 65_536}),
     ],
 )  # fmt: skip
 def test_a_wrong_value_names_its_field(field: str, value: Any) -> None:

@@ -78,6 +78,13 @@ class Question:
         """Ask about a call, under the key that it has in the journal."""
         return cls(call.key, call.arguments, name=call.name, call_id=call.call_id)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what is asked as people see it."""
+        if self.kind is ApprovalKind.QUESTION:
+            return {"id": self.key, "value": self.arguments, **self.details}
+        about = {"id": self.key, "call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        return about | {"allowed": [*DecisionType], **self.details}
+
 
 def parse(value: Any) -> list[Decision]:
     """Read the decisions of an input. Raise RunFailed (`invalid_input`) that says what is accepted."""
@@ -218,17 +225,14 @@ def refuse_waiting(rows: Sequence[Approval], number: int) -> None:
         )
 
 
-def interrupt(rows: Sequence[Approval]) -> Interrupt:
-    """Say what a run waits for that ends so."""
+def interrupt(rows: Sequence[Approval], text: str) -> Interrupt:
+    """Say what a run waits for that ends so, and what its model said."""
     asked = [shown(row) for row in rows if row.kind is ApprovalKind.APPROVAL]
     questions = [shown(row) for row in rows if row.kind is ApprovalKind.QUESTION]
-    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions))
+    return Interrupt("approval_required" if asked else "input_required", tuple(asked), tuple(questions), text)
 
 
 def shown(row: Approval) -> dict[str, Any]:
-    """Return what is asked as people see it."""
+    """Return what was asked as people see it."""
     arguments, details = jsontext.decode(row.arguments), jsontext.decode(row.details)
-    if row.kind is ApprovalKind.QUESTION:
-        return {"id": row.key, "value": arguments, **details}
-    about = {"id": row.key, "call_id": row.call_id, "name": row.name, "arguments": arguments}
-    return about | {"allowed": [*DecisionType], **details}
+    return Question(row.key, arguments, row.kind, row.name, row.call_id, details).as_json()

@@ -16,7 +16,7 @@ from outlast.core.resume import ResumeKind
 from outlast.engine.context import InvocationContext
 from outlast.store.store import Store
 
-COALESCE_SECONDS = 0.02
+COALESCE_SECONDS = 0.015
 """Text is gathered for so long before it is stored."""
 
 PAGE = 500
@@ -106,7 +106,7 @@ class EventWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def post(self, event: Any) -> int:
-        """Store an event behind everything gathered so far, without waiting for it."""
+        """Store an event behind everything gathered so far, without waiting for it, with the next write or soon."""
         self.flush()
         return self._context.post(event)
 

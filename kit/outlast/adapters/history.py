@@ -5,16 +5,22 @@ from typing import Any
 
 from outlast.adapters.items import Items, StoredItems
 from outlast.core import jsontext
+from outlast.core.errors import StoreUnavailable
 from outlast.core.records import Approval, Call
 from outlast.engine.context import InvocationContext
 from outlast.store.checkpoints import Checkpoint, PendingWrite
+from outlast.store.parts import Element, Payload, Value, elements_of
+from outlast.store.parts import digest as digest_of
 from outlast.store.store import Store
 
-__all__ = ["Checkpoint", "History", "PendingWrite"]
+__all__ = ["Checkpoint", "Element", "History", "Payload", "PendingWrite", "Value", "digest_of", "elements_of"]
 
 
 UNDECIDED = 200
 """Questions of one history that nobody decided, of which an adapter is told."""
+
+
+CHECKPOINTS_AT_ONCE = 50
 
 
 class History:
@@ -34,9 +40,17 @@ class History:
     async def of_session(cls, store: Store, principal: str, session_id: str) -> "History | None":
         """Return the history of a session, or None when nothing ever ran in it."""
         number = await store.read.session_number(principal, session_id)
-        if number is None:
-            return None
-        return cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+        return None if number is None else cls(store, scope=f"s{number}", thread=thread_name(principal, session_id))
+
+    @classmethod
+    def of_none(cls, store: Store, principal: str, session_id: str) -> "History":
+        """Return the history of a session that does not exist yet: the store has nothing of it."""
+        return cls(store, scope="", thread=thread_name(principal, session_id))
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Name this history in this process, for what is remembered of it."""
+        return id(self._store), self.scope
 
     async def items(self) -> Items:
         """Read the messages of a history that is kept as items."""
@@ -73,13 +87,32 @@ class History:
         return await self._store.read.head(self.scope, namespace)
 
     async def checkpoint(self, namespace: str, id: str | None = None) -> Checkpoint | None:
-        """Return a checkpoint; without an id, the head."""
+        """Return a checkpoint, with digests for its parts; without an id, the head."""
         return await self._store.read.checkpoint(self.scope, namespace, id)
+
+    async def parts(self, digests: Sequence[bytes]) -> dict[bytes, Payload]:
+        """Return the payloads that checkpoints of this history name by digests. Raises StoreUnavailable."""
+        found = await self._store.read.parts(self.scope, digests)
+        if len(found) != len(set(digests)):
+            raise StoreUnavailable("checkpoints of this session were removed while they were read; read them again")
+        return {digest: Payload.of(content) for digest, content in found.items()}
 
     async def checkpoints(
         self, namespace: str | None, *, before: str | None = None, limit: int | None = None
-    ) -> list[Checkpoint]:
-        return await self._store.read.checkpoints(self.scope, namespace=namespace, before=before, limit=limit)
+    ) -> AsyncIterator[Checkpoint]:
+        """Give checkpoints, with digests for their parts, the newest first, with ids below `before`."""
+        behind: tuple[str, str] | None = None
+        while limit is None or limit > 0:
+            page = CHECKPOINTS_AT_ONCE if limit is None else min(limit, CHECKPOINTS_AT_ONCE)
+            found = await self._store.read.checkpoints(
+                self.scope, namespace=namespace, before=before, behind=behind, limit=page
+            )
+            for checkpoint in found:
+                yield checkpoint
+            if len(found) < page:
+                return
+            behind = found[-1].id, found[-1].namespace
+            limit = None if limit is None else limit - page
 
 
 def thread_name(principal: str, name: str) -> str:

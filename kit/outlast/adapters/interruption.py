@@ -29,7 +29,7 @@ async def explained(store: Store, principal: str, session_id: str, point: Resume
         waiting = await store.read.approvals_listed(
             principal, status=ApprovalStatus.OPEN, session_id=session_id, before=None, limit=PAGE
         )
-        point = replace(point, approvals=tuple(shown(row) for row in reversed(waiting)))
+        point = replace(point, approvals=(*map(shown, reversed(waiting)), *point.approvals))
     if not found or found[0].status is Status.COMPLETED:
         return point
     return replace(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from outlast.core import jsontext
-from outlast.core.errors import OutlastError, RunFailed
+from outlast.core.errors import InvalidHistory, OutlastError, RunFailed
 from outlast.core.records import Approval, ApprovalStatus, StoredItem
 from outlast.core.transcript import CallRequest, Message, last_answer, open_calls
 from outlast.store import items
@@ -112,4 +112,4 @@ def _message(stored: StoredItem) -> Message:
     try:
         return Message.of_json(jsontext.decode(stored.item))
     except OutlastError as error:
-        raise RunFailed("invalid_history", f"the item {stored.id!r} of this session is no message: {error}") from error
+        raise InvalidHistory(f"the item {stored.id!r} of this session is no message: {error}") from error

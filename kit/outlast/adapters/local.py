@@ -61,6 +61,11 @@ class LocalStore:
                 await opened.engine.start()
             return opened.engine
 
+    def will_run(self, number: int) -> bool:
+        """Say whether the running loop has accepted a run for which it has no room yet."""
+        opened = self._opened.get(asyncio.get_running_loop())
+        return opened is not None and opened.engine is not None and opened.engine.will_run(number)
+
     async def close(self) -> None:
         """Let runs of this loop end, hand back what does not, and close the store."""
         async with self._lock():

@@ -39,8 +39,11 @@ async def remember(path: str, content: str) -> str:
 async def recall(query: str) -> str:
     """Look for what was kept in earlier conversations, by words that may be in it."""
     memory, actor = await _of_this_run()
-    found = await memory.search(query, actor_id=actor, limit=FOUND)
-    return "\n\n".join(f"{one.memory.path}:\n{one.memory.content}" for one in found) or "Nothing is known about that."
+    found = await memory.search(query, actor_id=actor, limit=FOUND + 1)
+    shown = [f"{one.memory.path}:\n{one.memory.content}" for one in found[:FOUND]]
+    if len(found) > FOUND:
+        shown.append(f"These are the {FOUND} best; more was found. Rarer words find something else.")
+    return "\n\n".join(shown) or "Nothing is known about that."
 
 
 @_told
@@ -55,8 +58,11 @@ async def forget(path: str) -> str:
 async def list_memories(path_prefix: str = "") -> str:
     """List the paths at which something was kept, all or those that begin so."""
     memory, actor = await _of_this_run()
-    found = await memory.list(path_prefix=path_prefix, actor_id=actor, limit=LISTED)
-    return "\n".join(one.path for one in found) or "Nothing was kept."
+    found = await memory.list(path_prefix=path_prefix, actor_id=actor, limit=LISTED + 1)
+    shown = [one.path for one in found[:LISTED]]
+    if len(found) > LISTED:
+        shown.append(f"These are the first {LISTED}; there are more. A longer `path_prefix` lists fewer.")
+    return "\n".join(shown) or "Nothing was kept."
 
 
 MEMORY_TOOLS = (remember, recall, forget, list_memories)

@@ -37,6 +37,9 @@ class DurableAgent(ABC):
     history: Literal["items", "checkpoints"] = "items"
     """Where the framework keeps conversations: in the session's items, or in checkpoints of its own."""
 
+    keeps_threads = False
+    """Whether it keeps them in a place of the user's own, where one may be older than the session that goes on with it."""
+
     def __init__(self, *, name: str, rerun_safe: Collection[str] = (), config_keys: Collection[str] = ()) -> None:
         self.name = name
         self.rerun_safe = frozenset(rerun_safe)
@@ -52,9 +55,15 @@ class DurableAgent(ABC):
     async def require_resume_point(self, history: History) -> ResumePoint:
         """Return how a history was interrupted. Reads only. Raise AgentResumeError when nothing can be resumed."""
 
+    async def _history(self, store: Store, principal: str, session_id: str) -> History | None:
+        found = await History.of_session(store, principal, session_id)
+        if found is None and self.keeps_threads:
+            return History.of_none(store, principal, session_id)
+        return found
+
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
         """Return how a session was interrupted. Reads only. Raise AgentResumeError when nothing can be resumed."""
-        history = await History.of_session(store, principal, session_id)
+        history = await self._history(store, principal, session_id)
         if history is None:
             raise AgentResumeError("empty")
         return await explained(store, principal, session_id, await self.require_resume_point(history))
@@ -71,7 +80,7 @@ class DurableAgent(ABC):
 
     async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
         """Return the messages of a session, oldest first, in the neutral form. Reads only."""
-        history = await History.of_session(store, principal, session_id)
+        history = await self._history(store, principal, session_id)
         return [] if history is None else await self.messages(history)
 
     def handlers(self) -> AgentHandlers:

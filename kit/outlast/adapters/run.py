@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from outlast.core import faults
 from outlast.core.errors import RunFailed
 from outlast.engine.context import InvocationContext
 from outlast.store import checkpoints, journal
+from outlast.store.grouped import Part
 
 T = TypeVar("T")
 
@@ -37,6 +38,10 @@ class Run:
         self.history = History.of_run(context)
         self.events = EventWriter(context, summary)
         self.journal = ToolJournal(context, self.history, self.events, rerun_safe)
+        self.stored: set[bytes] = set()
+        """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
+        self._heads: dict[str, Checkpoint] = {}
+        self._changes = 0
         self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
         """Where the calling code runs, as the framework names it."""
         self._counts: Counter[tuple[Place, str]] = Counter()
@@ -56,6 +61,16 @@ class Run:
         run.events.supersede()
         return run
 
+    async def head(self, namespace: str) -> Checkpoint | None:
+        """Read where a namespace goes on. Nobody else writes there, so that it is read again only after a write."""
+        if (known := self._heads.get(namespace)) is not None:
+            return known
+        changes = self._changes
+        found = await self.history.checkpoint(namespace)
+        if found is not None and changes == self._changes:
+            self._heads[namespace] = found
+        return found
+
     async def commit_head(
         self,
         namespace: str,
@@ -71,11 +86,14 @@ class Run:
         One transaction under the lease. Without `checkpoint` it is kept elsewhere, and was stored there before.
         """
         faults.reach("checkpoint.before_put")
-        parts = [] if checkpoint is None else [checkpoints.put(checkpoint)]
+        parts: list[Part] = []
+        if checkpoint is not None:
+            stored = self.stored | checkpoints.digests(self.context.waiting)
+            parts.extend(checkpoints.put(self.history.scope, checkpoint, stored=stored))
         parts.append(journal.head(scope=self.history.scope, namespace=namespace, checkpoint=checkpoint_id))
         parts.extend(self.journal.pending(calls))
         parts.extend(self.journal.closed(call, outcome) for call, outcome in closed)
-        await self.context.write(events=events, parts=parts, progress=True)
+        await self._written(parts, self.context.write(parts=parts, events=events, progress=True))
         faults.reach("checkpoint.after_put")
 
     async def commit_writes(
@@ -87,11 +105,27 @@ class Run:
         replace: bool,
         uses: Sequence[str] = (),
     ) -> None:
-        """Store pending writes of a checkpoint, under the lease, with notes of what they use up."""
+        """Store pending writes of a checkpoint, under the lease, with notes of what they use up.
+
+        They wait a moment for the checkpoint of their step, to be stored in one transaction with it.
+        """
         parts = checkpoints.put_writes(
-            scope=self.history.scope, namespace=namespace, checkpoint_id=checkpoint_id, writes=writes, replace=replace
+            self.history.scope, namespace, checkpoint_id, writes, replace=replace, stored=self.stored
         )
-        await self.context.write(parts=[*parts, *map(self.journal.used, uses)])
+        parts.extend(map(self.journal.used, uses))
+        await self._written(parts, self.context.write_soon(parts))
+
+    async def _written(self, parts: Sequence[Part], writing: Awaitable[Any]) -> None:
+        self._forget_heads()
+        try:
+            await writing
+        finally:
+            self._forget_heads()
+        self.stored |= checkpoints.digests(parts)
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        self._changes += 1
 
     async def assured(self) -> None:
         """Wait until this attempt certainly still owns the run. Raises LeaseLost."""

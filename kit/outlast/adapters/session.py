@@ -16,6 +16,7 @@ from outlast.core.resume import ResumePoint
 from outlast.engine import locks
 from outlast.engine.engine import Engine
 from outlast.store.store import Store
+from outlast.store.workers import WorkerRow
 
 PRINCIPAL = "local"
 LOOK_AGAIN_SECONDS = 0.05
@@ -147,18 +148,24 @@ class ChatSession:
     async def _free(self, engine: Engine, wait: float, *, keep: str | None = None) -> Invocation | None:
         """Return the run of the session whose process died, if there is one; None when the session is free.
 
-        With `keep`, only the run of that id is returned, and another one is ended: the user goes on without it. Raises
-        SessionBusy while a living worker has a run.
+        With `keep`, only the run of that id is returned: the user goes on without another one, which is ended, or, when
+        it never began, started and waited for. One that was cancelled is ended. Raises SessionBusy while a living worker
+        has a run.
         """
         held, give_up = 0, asyncio.get_running_loop().time() + wait
         while (found := await self._unfinished(engine.store)) is not None:
-            if _is_left(found):
-                if keep in (None, found.id):
+            if found.agent != self._agent.name:
+                return None  # whoever asks for a run is told so
+            if await self._is_left(engine.store, found):
+                if found.cancel is None and keep in (None, found.id):
                     return found
-                await engine.cancel(PRINCIPAL, found.id)
+                if found.attempt or found.cancel is not None:
+                    await engine.wait(await engine.cancel(PRINCIPAL, found.id), engine.settings.cancel_grace)
+                else:
+                    await engine.adopt(found)
                 continue
             # A takeover may happen between two reads; who is held is held when looked at again.
-            held = held + 1 if await _is_held(engine.store, found) else 0
+            held = held + 1 if await self._is_held(engine.store, found) else 0
             if held > 1 and found.id == keep:
                 return None
             if held > 1 and asyncio.get_running_loop().time() >= give_up:
@@ -168,17 +175,31 @@ class ChatSession:
 
     async def _is_running(self, store: Store) -> bool:
         run = await self._unfinished(store)
-        return run is not None and not _is_left(run) and await _is_held(store, run)
+        return run is not None and await self._is_held(store, run)
+
+    async def _is_held(self, store: Store, run: Invocation) -> bool:
+        """Say whether a worker that lives, or may live, has a run, or will take it from the queue."""
+        if run.status is Status.QUEUED:
+            return not await self._is_left(store, run)
+        return any(worker.id == run.holder and _may_live(worker) for worker in await store.read.workers())
+
+    async def _is_left(self, store: Store, run: Invocation) -> bool:
+        """Say whether a queued run waits for somebody who goes on with it.
+
+        One that began waits for workers that take runs by themselves; one that did not, also for whoever accepted it.
+        """
+        if run.status is not Status.QUEUED or self._local.will_run(run.number):
+            return False
+        takers = [
+            worker
+            for worker in await store.read.workers()
+            if worker.takes(run.agent) or (run.attempt == 0 and worker.id != store.worker)
+        ]
+        return not any(_may_live(worker) for worker in takers)
 
     async def _unfinished(self, store: Store) -> Invocation | None:
         """Return the oldest run of the session that is not final."""
-        for status in (Status.RUNNING, Status.QUEUED):
-            found = await store.read.listed(
-                PRINCIPAL, session_id=self.id, status=status, agent=None, metadata={}, before=None, limit=1000
-            )
-            if found:
-                return found[-1]
-        return None
+        return await store.read.unfinished(PRINCIPAL, self.id)
 
     async def _ended(self, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
         end: dict[str, Any] = {}
@@ -211,20 +232,9 @@ async def _is_over(engine: Engine, id: str) -> bool:
         return False
 
 
-def _is_left(run: Invocation) -> bool:
-    """Say whether a run that began waits for somebody who goes on with it."""
-    return run.status is Status.QUEUED and run.attempt > 0
-
-
-async def _is_held(store: Store, run: Invocation) -> bool:
-    """Say whether a worker that lives, or may live, has a run."""
-    if run.status is Status.QUEUED:
-        return True
-    holder = next((worker for worker in await store.read.workers() if worker.id == run.holder), None)
-    if holder is None:
-        return False
-    here = holder.host == locks.host_id() and holder.lock_file is not None
-    return not (here and locks.is_free(holder.lock_file or ""))
+def _may_live(worker: WorkerRow) -> bool:
+    here = worker.host == locks.host_id() and worker.lock_file is not None
+    return not (here and locks.is_free(worker.lock_file or ""))
 
 
 async def _take_up(engine: Engine, run: Invocation) -> None:
@@ -232,7 +242,7 @@ async def _take_up(engine: Engine, run: Invocation) -> None:
     if not engine.runs(run.number):
         with contextlib.suppress(NotFound):
             found = await engine.get(run.principal, run.id)
-            if _is_left(found):
+            if found.status is Status.QUEUED and found.attempt > 0:
                 await engine.adopt(found)
 
 

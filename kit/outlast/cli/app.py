@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from outlast.cli.demo import demo
+from outlast.cli.integrations import Commands
 from outlast.cli.serve import serve
 
-main = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+main = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _show_version(asked: bool) -> None:

@@ -27,6 +27,9 @@ from outlast.server.runtime import LEAVE_SECONDS
 
 READY_POLL_SECONDS = 0.1
 JOIN_POLL_SECONDS = 0.1
+# Longer than the 60 s that proxies keep an idle connection: whoever hangs up first loses the requests that are on their
+# way at that moment, and a proxy answers them with 502.
+KEEP_ALIVE_SECONDS = 75
 
 
 def serve(
@@ -143,6 +146,7 @@ def _config(server: DurableAgentServer, app: Any, **options: Any) -> uvicorn.Con
         log_level=logging.WARNING,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(server.settings.engine.drain_timeout + LEAVE_SECONDS),
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **options,
     )
 

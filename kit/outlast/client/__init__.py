@@ -5,10 +5,12 @@ from outlast.client.memory_store import RemoteMemoryStore, SyncRemoteMemoryStore
 from outlast.client.session import RemoteSession, SyncRemoteSession
 from outlast.client.session_store import RemoteSessionStore, SyncRemoteSessionStore
 from outlast.client.transport import AnswerLost, ServerUnreachable, UnexpectedAnswer
+from outlast.core.conversations import ApprovalRequest
 
 __all__ = [
     "AgentClient",
     "AnswerLost",
+    "ApprovalRequest",
     "RemoteMemoryStore",
     "RemoteSession",
     "RemoteSessionStore",

@@ -1,5 +1,6 @@
 """`AgentClient` and `SyncAgentClient`: an agent behind a URL, used like one in process."""
 
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,8 @@ from outlast.client.memory_store import RemoteMemoryStore, SyncRemoteMemoryStore
 from outlast.client.session import RemoteSession, SyncRemoteSession
 from outlast.client.session_store import RemoteSessionStore, SyncRemoteSessionStore
 from outlast.client.transport import Transport
+from outlast.core import ids
+from outlast.core.conversations import ApprovalRequest, approval_of_json
 from outlast.core.errors import InvalidRequest
 from outlast.core.portal import portal
 
@@ -17,7 +20,9 @@ PATIENCE_SECONDS = 120.0
 
 
 class AgentClient:
-    """A client of one server, for one event loop. Use it as `async with`, or `await close()`.
+    """A client of one server, for one event loop: in another one it raises RuntimeError.
+
+    Use it as `async with`, or `await close()`.
 
     `agent` names one of several agents of the server. `timeout` is how long, in seconds, an answer may be silent (the
     server sends a sign of life every 15 s), `patience` how long a server that cannot be reached is tried again. `http` is a
@@ -57,9 +62,27 @@ class AgentClient:
         found: dict[str, Any] = await self._transport.json("POST", f"/api/invocations/{invocation_id}/cancel")
         return found
 
+    async def approvals(
+        self, *, status: str | None = None, session_id: str | None = None
+    ) -> AsyncIterator[ApprovalRequest]:
+        """Give what waits, or waited, for a person, over all sessions, the newest first, reading on as it is taken.
+
+        `status` is `open`, `decided` or `closed`; without one all are given.
+        """
+        query = {} if status is None else {"status": status}
+        query |= {} if session_id is None else {"session_id": ids.session_id(session_id)}
+        while True:
+            page = await self._transport.json("GET", "/api/approvals", params=query)
+            for one in page["items"]:
+                yield approval_of_json(one)
+            if page["next_cursor"] is None:
+                return
+            query["cursor"] = page["next_cursor"]
+
     async def close(self) -> None:
         """Close the connections; those of a client of your own stay open."""
         if self._owned:
+            self._transport.require_loop()
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -108,6 +131,9 @@ class SyncAgentClient:
 
     def cancel(self, invocation_id: str) -> dict[str, Any]:
         return portal().call(self._client.cancel(invocation_id))
+
+    def approvals(self, *, status: str | None = None, session_id: str | None = None) -> Iterator[ApprovalRequest]:
+        return portal().iterate(self._client.approvals(status=status, session_id=session_id))
 
     def close(self) -> None:
         portal().call(self._client.close())

@@ -1,7 +1,8 @@
 """A conversation with an agent behind HTTP: the methods of one in process, and no answer is lost on the way."""
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import httpx
 from outlast.client.session_store import session_path
 from outlast.client.sse import frames
 from outlast.client.transport import Transport
-from outlast.core.errors import SessionBusy, StoreUnavailable
+from outlast.core.errors import AgentResumeError, SessionBusy, SessionNotFound, StoreUnavailable
 from outlast.core.portal import Blocking, blocking, iterating
 from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint, point_of_json
@@ -45,23 +46,39 @@ class RemoteSession:
 
     async def resume(self, /, *, id: str | None = None, **options: Any) -> Reply:
         """Go on where the session was interrupted. Raises AgentResumeError when nothing can be resumed."""
-        return reply_of(_end(await self._finished(f"{self._path()}/resume", self._request(id, **options))))
+        with _absent_is_empty():
+            return reply_of(_end(await self._finished(f"{self._path()}/resume", self._request(id, **options))))
 
     async def stream_resume(self, /, *, id: str | None = None, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Go on where the session was interrupted and give the events from there."""
-        async for event in self._events(f"{self._path()}/resume", self._request(id, **options)):
-            yield event
+        with _absent_is_empty():
+            async for event in self._events(f"{self._path()}/resume", self._request(id, **options)):
+                yield event
 
     async def resume_point(self) -> ResumePoint | None:
         """Return how the session was interrupted, or None. Raises SessionBusy while a run goes on."""
-        found = await self._transport.json("GET", f"{self._path()}/resume-point")
+        try:
+            found = await self._transport.json("GET", f"{self._path()}/resume-point")
+        except SessionNotFound:
+            return None
         if found["active"] is not None:
             raise SessionBusy(f"invocation {found['active']} of this session is not final")
         return None if found["point"] is None else point_of_json(found["point"])
 
+    async def messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the session, oldest first. Reads only."""
+        try:
+            found: list[dict[str, Any]] = (await self._transport.json("GET", f"{self._path()}/messages"))["items"]
+        except SessionNotFound:
+            return []
+        return found
+
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""
-        active = (await self._transport.json("GET", self._path()))["active"]
+        try:
+            active = (await self._transport.json("GET", self._path()))["active"]
+        except SessionNotFound:
+            return False
         if active is not None:
             await self._transport.json("POST", f"{INVOCATIONS}/{active}/cancel")
         return active is not None
@@ -111,6 +128,15 @@ class RemoteSession:
             await patience.wait(error)
 
 
+@contextmanager
+def _absent_is_empty() -> Iterator[None]:
+    """Refuse to resume a session that is not there as one in process does: nothing was ever said in it."""
+    try:
+        yield
+    except SessionNotFound:
+        raise AgentResumeError("empty") from None
+
+
 def _end(invocation: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: invocation.get(name) for name in ("output", "error", "interrupt", "usage")}
     return ended(invocation["id"], invocation["status"], **fields)
@@ -124,4 +150,5 @@ class SyncRemoteSession(Blocking[RemoteSession]):
     resume = blocking(RemoteSession.resume)
     stream_resume = iterating(RemoteSession.stream_resume)
     resume_point = blocking(RemoteSession.resume_point)
+    messages = blocking(RemoteSession.messages)
     cancel = blocking(RemoteSession.cancel)

@@ -89,8 +89,9 @@ class RemoteSessionStore:
         """Return a part of the list; `cursor` is that of the page before."""
         names = {"agent": agent, "actor_id": actor_id, "parent": parent}
         query: dict[str, Any] = {field: ids.name(text, field) for field, text in names.items() if text is not None}
-        query |= {f"labels.{label}": text for label, text in (labels or {}).items()}
-        query |= {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
+        query |= {f"labels.{label}": text for label, text in ids.labels(labels).items()}
+        query["limit"] = ids.limit(limit)
+        query |= {} if cursor is None else {"cursor": ids.position(cursor, "cursor")}
         found = await self._transport.json("GET", SESSIONS, params=query)
         return SessionPage([session_of_json(one) for one in found["items"]], _cursor(found))
 
@@ -107,7 +108,10 @@ class RemoteSessionStore:
         With a `key` of the caller's making, appending the same again changes nothing. Raises Conflict (`item_exists`)
         when the key was used for other items.
         """
-        asked = {"items": [_plain(item) for item in items], "key": uuid.uuid4().hex if key is None else key}
+        asked = {
+            "items": [_plain(item) for item in ids.objects(items, "items")],
+            "key": uuid.uuid4().hex if key is None else key,
+        }
         stored = await self._transport.json("POST", f"{session_path(id)}/items", json=asked)
         return [item_of_json(one) for one in stored["items"]]
 
@@ -118,7 +122,9 @@ class RemoteSessionStore:
 
         `after` is the position of the last item that is known: what follows it in the order asked for is given.
         """
-        path, order, left = f"{session_path(id)}/items", "desc" if newest_first else "asc", limit
+        after = None if after is None else ids.position(after, "after")
+        left = None if limit is None else ids.limit(limit, least=0)
+        path, order = f"{session_path(id)}/items", "desc" if ids.flag(newest_first, "newest_first") else "asc"
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
             query: dict[str, Any] = {"limit": size, "order": order} | ({} if after is None else {"after": after})
@@ -163,7 +169,7 @@ class RemoteSessionStore:
 
         Raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """
-        await self._transport.delete(session_path(id), params={"force": force})
+        await self._transport.delete(session_path(id), params={"force": ids.flag(force, "force")})
 
     async def export(self, id: str) -> AsyncIterator[str]:
         """Give a session as lines of JSON: the session, then each item."""

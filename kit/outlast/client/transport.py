@@ -13,10 +13,12 @@ from outlast.core.errors import (
     AgentResumeError,
     Conflict,
     Gone,
+    InvalidHistory,
     InvalidRequest,
     NotFound,
     OutlastError,
     SessionBusy,
+    SessionNotFound,
     StoreUnavailable,
 )
 
@@ -82,9 +84,19 @@ class Transport:
     def __init__(self, http: httpx.AsyncClient, patience_seconds: float) -> None:
         self.http = http
         self._patience_seconds = patience_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def patience(self) -> Patience:
+        """Return how long the request that begins here is tried again. Raises as `require_loop` does."""
+        self.require_loop()
         return Patience(self._patience_seconds)
+
+    def require_loop(self) -> None:
+        """Raise RuntimeError in another event loop than the first: connections belong to the one they were made in."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError("one AgentClient per event loop: make another there, or use SyncAgentClient")
 
     async def json(
         self, method: str, path: str, *, on_lost: Callable[[Exception], None] = lambda error: None, **request: Any
@@ -183,6 +195,8 @@ def _refuse(answer: httpx.Response) -> None:
             answer.status_code,
         )
     match answer.status_code:
+        case 404 if code == SessionNotFound.code:
+            raise SessionNotFound(detail)
         case 404:
             raise NotFound(detail, code=code)
         case 410:
@@ -191,6 +205,8 @@ def _refuse(answer: httpx.Response) -> None:
             raise AgentResumeError(code.removeprefix("resume_"), detail)
         case 409 if code == SessionBusy.code:
             raise SessionBusy(detail)
+        case 409 if code == InvalidHistory.code:
+            raise InvalidHistory(detail)
         case 409:
             raise Conflict(detail, code=code)
         case 400 | 413 | 422:

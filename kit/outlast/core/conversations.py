@@ -1,11 +1,13 @@
-"""Conversations and memories as users see them, in process and over HTTP. Times are milliseconds since 1970 UTC."""
+"""Conversations, approvals and memories as users see them, in process and over HTTP. Times are milliseconds since 1970 UTC."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outlast.core import ids, jsontext
+from outlast.core.errors import InvalidRequest
+from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.core.times import milliseconds
 
 MOST_LISTED = 1000
@@ -57,6 +59,32 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """What a person has to decide, or did: about a tool call, or a question of the agent."""
+
+    id: str
+    """What a decision, or an answer, names; within its session."""
+    kind: ApprovalKind
+    status: ApprovalStatus
+    session_id: str
+    agent: str
+    invocation_id: str | None
+    """The run that asked, as long as that is kept."""
+    name: str | None
+    """The tool's; None of a question, as `call_id` is."""
+    call_id: str | None
+    arguments: Any
+    """The call's; of a question what is asked."""
+    allowed: Sequence[str]
+    """Types of decision that are accepted; empty of a question, whose answer is any JSON."""
+    details: Mapping[str, Any]
+    """What the agent shows beside it, such as a `description`."""
+    decision: Mapping[str, Any] | None
+    created_at: int
+    decided_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """One memory: a text at a path."""
 
@@ -105,6 +133,21 @@ def item_of_json(value: Mapping[str, Any]) -> SessionItem:
     return SessionItem(value["id"], value["position"], value["content"], at, value["invocation_id"])
 
 
+def approval_of_json(value: Mapping[str, Any]) -> ApprovalRequest:
+    """Read an approval as the HTTP API shows it."""
+    kind, decided_at = ApprovalKind(value["kind"]), value["decided_at"]
+    return ApprovalRequest(
+        value["id"], kind, ApprovalStatus(value["status"]), value["session_id"], value["agent"], value["invocation_id"],
+        value.get("name"), value.get("call_id"), value[_ASKED[kind]], value.get("allowed", ()),
+        {field: shown for field, shown in value.items() if field not in _APPROVAL_FIELDS}, value["decision"],
+        milliseconds(value["created_at"]), None if decided_at is None else milliseconds(decided_at),
+    )  # fmt: skip
+
+
+_ASKED = {ApprovalKind.APPROVAL: "arguments", ApprovalKind.QUESTION: "value"}
+_APPROVAL_FIELDS = {*ApprovalRequest.__slots__, *_ASKED.values()}
+
+
 def memory_of_json(value: Mapping[str, Any]) -> Memory:
     """Read a memory as the HTTP API shows it."""
     return Memory(
@@ -125,7 +168,11 @@ def memory_place(cursor: str) -> tuple[str, str | None]:
 
 
 async def lines_of(export: Iterable[str] | AsyncIterable[str]) -> list[str]:
-    """Return the lines of what `export` gave, also while it is given, or as one text."""
+    """Return the lines of what `export` gave, also while it is given, or as one text. Raise InvalidRequest."""
     if isinstance(export, str):
         return export.split("\n")
-    return [line async for line in export] if isinstance(export, AsyncIterable) else list(export)
+    lines = [line async for line in export] if isinstance(export, AsyncIterable) else ids.objects(export, "lines")
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, str):
+            raise InvalidRequest(f"line {number} is no text", code="invalid_import", field=f"line {number}")
+    return lines

@@ -38,6 +38,12 @@ class NotFound(OutlastError):
     code = "not_found"
 
 
+class SessionNotFound(NotFound):
+    """There is no such session for this principal."""
+
+    code = "session_not_found"
+
+
 class Gone(OutlastError):
     """It was there and was deleted; its id is not reusable yet."""
 
@@ -98,6 +104,15 @@ class RunFailed(OutlastError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message, code=code)
+
+
+class InvalidHistory(RunFailed):
+    """What is stored of a session is no conversation of its agent; the message names the item."""
+
+    code = "invalid_history"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.code, message)
 
 
 RESUME_REASONS = {

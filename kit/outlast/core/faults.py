@@ -36,6 +36,8 @@ TRANSACTIONS = (
     "session.fork",
     "session.delete",
     "memory",
+    "thread",
+    "document",
 )
 """Kinds of write transactions; each has the points `<kind>.begin`, `<kind>.before_commit` and `<kind>.after_commit`."""
 

@@ -169,15 +169,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Returned by a handler whose run needs a person: the run ends `interrupted` and says what for."""
+    """Returned by a handler whose run needs a person: the run ends `interrupted` and says what for.
+
+    `text` is what the agent said to it.
+    """
 
     reason: str
     approvals: tuple[Mapping[str, Any], ...] = ()
     questions: tuple[Mapping[str, Any], ...] = ()
+    text: str = ""
 
     def as_json(self) -> str:
+        said = {"text": self.text} if self.text else {}
         return jsontext.encode(
-            {"reason": self.reason, "approvals": list(self.approvals), "questions": list(self.questions)}
+            {"reason": self.reason, "approvals": list(self.approvals), "questions": list(self.questions), **said}
         )
 
 

@@ -9,7 +9,10 @@ from outlast.core.errors import RESUME_REASONS, AgentResumeError, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a run ended. `interrupt` says what a person has to decide before the session goes on."""
+    """How a run ended. `interrupt` says what a person has to decide before the session goes on.
+
+    `text` is the last that the agent said, also of a run that waits for a person.
+    """
 
     invocation_id: str
     text: str = ""
@@ -30,7 +33,7 @@ class Reply:
         usage: Mapping[str, Any] | None = None,
     ) -> "Reply":
         """Make the reply of what a run ended with."""
-        said = output if isinstance(output, Mapping) else {}
+        said = output if isinstance(output, Mapping) else interrupt or {}
         return cls(
             id, str(said.get("text", "")), said.get("messages", ()), said.get("usage", usage), said.get("stop_reason"),
             interrupt, output,

@@ -297,9 +297,13 @@ def _listed(names: Sequence[str]) -> str:
 def point_of_json(value: Mapping[str, Any]) -> ResumePoint:
     """Read a resume point as the HTTP API shows it."""
     at = value.get("interrupted_at")
+    calls = [
+        CallRequest(call["id"], call["name"], call.get("arguments", ""), bool(call.get("awaits_approval")))
+        for call in value.get("unanswered_tool_calls", ())
+    ]
     return ResumePoint(
         ResumeKind(value["kind"]),
-        tuple(CallRequest(call["id"], call["name"]) for call in value.get("unanswered_tool_calls", ())),
+        tuple(calls),
         None if at is None else times.milliseconds(at),
         value.get("cause"),
         value.get("partial_text"),

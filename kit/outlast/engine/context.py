@@ -5,6 +5,7 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from outlast.core import faults, ids, jsontext
@@ -16,9 +17,16 @@ from outlast.store import journal
 from outlast.store.grouped import Part
 from outlast.store.statements import Row
 from outlast.store.store import Store
+from outlast.store.writer import SOON_SECONDS, Answer, pass_on
 
 MAX_EVENT_BYTES = 16 << 20
 """Bytes of JSON text; a larger event is refused by `emit`."""
+
+SOON_LIMIT = 500
+"""Events that wait at most."""
+
+SOON_BYTES = 8192
+"""A larger event does not wait, so that what waits is no more than a batch of the writer."""
 
 Event = tuple[int, int, str]
 
@@ -61,6 +69,9 @@ class InvocationContext:
         self._store, self._lease = store, lease
         self._position = last_position
         self._behind: set[asyncio.Future[Any]] = set()
+        self._soon: list[Event] = []
+        self._soon_parts: list[tuple[Sequence[Part], asyncio.Future[None]]] = []
+        self._soon_timer: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
         self._once: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -111,14 +122,33 @@ class InvocationContext:
         return asyncio.run_coroutine_threadsafe(self.emit(event), self._loop).result()
 
     def post(self, event: Any) -> int:
-        """Append an event without waiting: it is committed in order, and `barrier` waits for it."""
-        position, future = self._append([event], ())
-        self._behind.add(future)
-        future.add_done_callback(self._arrived)
-        return position
+        """Append an event without waiting: it goes with the next write, or after a moment; `barrier` waits for it."""
+        self._check()
+        text = _event_text(event)
+        self._position += 1
+        self._soon.append((self._position, self.attempt, text))
+        if len(self._soon) >= SOON_LIMIT or len(text) > SOON_BYTES:
+            self._send_soon()
+        else:
+            self._wait_a_moment()
+        return self._position
+
+    def write_soon(self, parts: Sequence[Part]) -> "asyncio.Future[None]":
+        """Store journal parts with the next write, or alone after a moment, so never after what is written later."""
+        self._check()
+        stored: asyncio.Future[None] = Answer(loop=self._loop)
+        self._soon_parts.append((parts, stored))
+        self._wait_a_moment()
+        return stored
+
+    @property
+    def waiting(self) -> list[Part]:
+        """The parts that go with the next write."""
+        return [part for parts, _ in self._soon_parts for part in parts]
 
     async def barrier(self) -> None:
         """Wait until everything posted is committed. Raises what went wrong with it."""
+        self._send_soon()
         while self._behind:
             await asyncio.wait(self._behind)
         if self._failure is not None:
@@ -132,7 +162,7 @@ class InvocationContext:
         answer: list[list[Row]] = await future
         if progress:
             self._lease.progressed(self._number)
-        return answer
+        return answer[: len(parts)]
 
     def next_position(self) -> int:
         """The position that the next event gets."""
@@ -206,6 +236,7 @@ class InvocationContext:
 
     def close(self, reason: str) -> None:
         """End the context: whatever still runs in the handler's name can store nothing more."""
+        self._send_soon()
         self._closed = self._closed or reason
 
     def _check(self) -> None:
@@ -216,9 +247,13 @@ class InvocationContext:
         self, events: Sequence[Any], parts: Sequence[Part], progress: bool = False
     ) -> tuple[int, "asyncio.Future[Any]"]:
         self._check()
-        before, attempt = self._position, self.attempt
-        numbered = [(position, attempt, _event_text(event)) for position, event in enumerate(events, before + 1)]
-        last = self._position = before + len(numbered)
+        newest, attempt = self._position, self.attempt
+        new = [(position, attempt, _event_text(event)) for position, event in enumerate(events, newest + 1)]
+        waiting, waiting_parts, stored = len(self._soon), self.waiting, [stored for _, stored in self._soon_parts]
+        numbered = [*self._soon, *new]
+        self._forget_soon()
+        before, last = newest - waiting, newest + len(new)
+        self._position = last
 
         def told(stored: bool) -> None:
             if stored:
@@ -228,9 +263,29 @@ class InvocationContext:
                 self._position = before
 
         future = self._store.write(
-            self._number, self._epoch, events=numbered, parts=parts, progress=progress, told=told if numbered else None
-        )
+            self._number, self._epoch, events=numbered, parts=[*parts, *waiting_parts], progress=progress,
+            told=told if numbered else None,
+        )  # fmt: skip
+        if waiting or stored:
+            self._behind.add(future)
+            future.add_done_callback(self._arrived)
+        for one in stored:
+            future.add_done_callback(partial(pass_on, one))
         return last, future
+
+    def _wait_a_moment(self) -> None:
+        if self._soon_timer is None:
+            self._soon_timer = self._loop.call_later(SOON_SECONDS, self._send_soon)
+
+    def _forget_soon(self) -> None:
+        if self._soon_timer is not None:
+            self._soon_timer.cancel()
+            self._soon_timer = None
+        self._soon, self._soon_parts = [], []
+
+    def _send_soon(self) -> None:
+        if self._soon or self._soon_parts:
+            self._append((), ())
 
     def _arrived(self, future: "asyncio.Future[Any]") -> None:
         self._behind.discard(future)

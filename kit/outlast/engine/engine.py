@@ -84,6 +84,8 @@ class Engine:
         self._finals: dict[tuple[str, str], Invocation] = {}
         self._auth: OrderedDict[tuple[str, str], RequestAuth] = OrderedDict()
         self._reserved = 0
+        self._unstarted: dict[int, Invocation] = {}
+        """What a worker that claims nothing by itself accepted and had no room for: nobody else may ever start it."""
         self._backlog = False
         self._kick = asyncio.Event()
         self._beat_seen = asyncio.Event()
@@ -113,7 +115,8 @@ class Engine:
         worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._lock = locks.taken(self.settings.state_dir, worker)
         file = None if self._lock is None else str(self._lock.path)
-        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file)
+        claims = list(self.agents) if self.settings.claims else []
+        await self.store.register(id=worker, host=locks.host_id(), pid=os.getpid(), lock_file=file, claims=claims)
         self.store.worker = self._worker_id = worker
 
     def _release_lock(self) -> None:
@@ -187,6 +190,10 @@ class Engine:
         """Say whether an attempt of an invocation runs in this process now."""
         return number in self._attempts
 
+    def will_run(self, number: int) -> bool:
+        """Say whether this worker accepted an invocation for which it has no room yet."""
+        return number in self._unstarted
+
     @property
     def stalled(self) -> bool:
         """The event loop has been blocked for so long that this worker claims nothing."""
@@ -253,6 +260,8 @@ class Engine:
         if invocation.status is Status.RUNNING and invocation.holder == self._worker_id:
             self._begin(invocation)
         elif invocation.status is Status.QUEUED:
+            if not self.settings.claims and invocation.attempt == 0:
+                self._unstarted[invocation.number] = invocation
             self._kick.set()
             self._hint()
 
@@ -319,7 +328,10 @@ class Engine:
         return self._final(invocation.principal, invocation.id)
 
     async def cancel(self, principal: str, id: str) -> Invocation:
-        """Ask an invocation to stop and return its record; a queued one is final at once. Raises NotFound."""
+        """Ask an invocation to stop and return its record; one that nobody began is final at once. Raises NotFound.
+
+        One that lost its worker is taken up here, where its agent is known, to be finished without being entered.
+        """
         if (final := self._final(principal, id)) is not None:
             return final
         cancelled: Cancelled = await self._answered(self.store.cancel(principal, id))
@@ -330,6 +342,8 @@ class Engine:
                 running[0].stop("cancelled")
             else:
                 self._hint(record.number)
+        elif record.status is Status.QUEUED and not self.draining:
+            await self.adopt(record)
         return record
 
     async def delete(self, principal: str, id: str) -> None:
@@ -353,11 +367,26 @@ class Engine:
         while True:
             await set_within(self._kick, self.settings.poll)
             self._kick.clear()
-            while self._may_claim() and await self._claim_once():
+            while self._may_claim() and self.settings.claims and await self._claim_once():
                 pass
+            await self._start_accepted()
 
     def _may_claim(self) -> bool:
-        return self.settings.claims and not self.draining and self._room() > 0 and not self._heartbeat.stalled
+        return not self.draining and self._room() > 0 and not self._heartbeat.stalled
+
+    async def _start_accepted(self) -> None:
+        """Start what this worker accepted and did not start, as far as there is room."""
+        for run in list(self._unstarted.values()):
+            if not self._may_claim():
+                break
+            if await self.adopt(run) or not await self._is_queued(run):
+                del self._unstarted[run.number]
+        self._backlog = self._backlog or bool(self._unstarted)
+
+    async def _is_queued(self, run: Invocation) -> bool:
+        with contextlib.suppress(NotFound):
+            return (await self.get(run.principal, run.id)).status is Status.QUEUED
+        return False
 
     async def _claim_once(self) -> bool:
         """Claim once; say whether there may be more."""
@@ -391,9 +420,13 @@ class Engine:
 
     async def adopt(self, invocation: Invocation) -> bool:
         """Take one queued run, also on a worker that claims none; False when it is not to be had."""
-        claimed = await self.store.claim(
-            agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
-            only=invocation.number,
+        if invocation.agent not in self.agents:
+            return False
+        claimed = await self._answered(
+            self.store.claim(
+                agents=[invocation.agent], room=1, suspect_room=1, per_principal=0, known=list(self._attempts),
+                only=invocation.number,
+            )
         )  # fmt: skip
         return invocation.number in [found.number for found in claimed if self._begin(found)]
 
@@ -576,6 +609,8 @@ class Engine:
         while True:
             for status, seconds in self.settings.retention.items():
                 await self._remove_old(status, seconds)
+            while await self.store.documents.remove_expired(limit=RETENTION_BATCH) == RETENTION_BATCH:
+                pass
             await asyncio.sleep(RETENTION_EVERY_SECONDS)
 
     async def _remove_old(self, status: Status, seconds: float) -> None:

@@ -220,7 +220,7 @@ class Heartbeat(threading.Thread):
         now = time.monotonic()
         self._asked = {(run.number, run.epoch): self._asked.get((run.number, run.epoch), now) for run in asked}
         patience = self._settings.cancel_grace + self._settings.dead_after
-        blocked: set[str] = set()
+        blocked: set[str | None] = set()
         for run in asked:
             overdue = now - self._asked[run.number, run.epoch] >= patience
             take = partial(self._expire, connection, run)

@@ -47,7 +47,7 @@ class AgentLike(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """An agent that can tell how a session of its was interrupted. Adapters are."""
+    """An agent that can tell what was said in a session of its, and how it was interrupted. Adapters are."""
 
     async def require_session_resume_point(self, store: Store, principal: str, session_id: str) -> ResumePoint:
         """Return how a session was interrupted; reads only. Raise AgentResumeError when nothing can be resumed."""
@@ -55,6 +55,10 @@ class Resumable(Protocol):
 
     async def require_resumable(self, store: Store, principal: str, session_id: str) -> None:
         """Raise AgentResumeError, of which the agent hears, when resuming a session would do nothing."""
+        ...
+
+    async def session_messages(self, store: Store, principal: str, session_id: str) -> list[dict[str, Any]]:
+        """Return the messages of a session, oldest first, in the neutral form; reads only."""
         ...
 
 

@@ -19,6 +19,7 @@ from outlast.server.principal import caller
 from outlast.server.problems import RETRY_AFTER_SECONDS
 from outlast.server.runtime import Runtime, Serving
 from outlast.server.streams import EventStream
+from outlast.store.reading import plenty
 from outlast.wires.native import accept, project
 
 EVENTS_PAGE_BYTES = 4 << 20
@@ -97,7 +98,7 @@ class Invocations:
             limit=limit + 1,
         )
         shown = found[:limit]
-        cursor = shown[-1].number if len(found) > limit else None
+        cursor = shown[-1].number if len(found) > limit or plenty(shown) else None
         return json_answer(project.invocations(shown, self._base(request), cursor))
 
     async def events(self, request: Request) -> Response:

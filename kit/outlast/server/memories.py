@@ -76,12 +76,9 @@ class Memories:
     async def put(self, request: Request) -> Response:
         """Store, or with `append` add to what is there; with `key`, once."""
         fields = await self._fields(request, "content", "append", "key")
-        append = fields.get("append", False)
-        if not isinstance(append, bool):
-            raise InvalidRequest("`append` must be true or false", code="invalid_field", field="append")
         stored = await self._store(request).put(
             content=_required(fields, "content"),
-            append=append,
+            append=fields.get("append", False),
             key=fields.get("key"),
             **_name(request),
         )

@@ -58,7 +58,10 @@ SCHEMAS: dict[str, Schema] = {
             "error": _object(
                 {"code": {"type": "string"}, "message": {"type": "string"}}, ["code", "message"], "Only when failed."
             ),
-            "interrupt": {"type": "object", "description": "What it needs a person for; only when interrupted."},
+            "interrupt": {
+                "type": "object",
+                "description": "What it needs a person for, and the text; only when interrupted.",
+            },
             "usage": {"type": ["object", "null"]},
             "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
             **_URLS,
@@ -351,6 +354,15 @@ _PATHS |= {
             "201",
             _json("Session"),
             requestBody=_fields(id=_NAME, up_to_item_id=_NAME, actor_id=_NAME, labels=_LABELS),
+        ),
+    },
+    "/api/sessions/{session_id}/messages": {
+        **_SESSION,
+        "get": _of_sessions(
+            "Its messages, oldest first, wherever its agent keeps them.",
+            "list_session_messages",
+            "200",
+            _page({"type": "object"}),
         ),
     },
     "/api/sessions/{session_id}/resume-point": {

@@ -15,6 +15,7 @@ from outlast.core.errors import (
     AgentResumeError,
     Conflict,
     Gone,
+    InvalidHistory,
     InvalidRequest,
     NotFound,
     NotJSON,
@@ -79,7 +80,7 @@ def of(error: OutlastError) -> Response:
             return problem(410, error.code, str(error))
         case AgentResumeError():
             return problem(409, f"resume_{error.reason}", str(error))
-        case Conflict():
+        case Conflict() | InvalidHistory():
             return problem(409, error.code, str(error))
         case StoreUnavailable():
             return problem(503, error.code, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

@@ -4,7 +4,7 @@ Session ids travel percent-encoded and may hold a slash, so the path is taken ap
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -20,7 +20,7 @@ from outlast.core.records import OnActive
 from outlast.core.resume import ResumePoint
 from outlast.engine.threads import call
 from outlast.server import body, parameters
-from outlast.server.agents import Agents, Resumable
+from outlast.server.agents import AgentLike, Agents, Resumable
 from outlast.server.answers import Methods, json_answer, page_answer, route
 from outlast.server.invocations import Invocations
 from outlast.server.principal import caller
@@ -50,6 +50,7 @@ class Sessions:
             "items": {"GET": self.items, "HEAD": self.items, "POST": self.append, "DELETE": self.clear},
             "items/pop": {"POST": self.pop},
             "fork": {"POST": self.fork},
+            "messages": {"GET": self.messages, "HEAD": self.messages},
             "resume-point": {"GET": self.resume_point, "HEAD": self.resume_point},
             "resume": {"POST": self.resume},
         }
@@ -122,9 +123,7 @@ class Sessions:
     async def append(self, request: Request) -> Response:
         await self._refuse_checkpoints(request)
         fields = await self._fields(request, "items", "key")
-        items = fields.get("items")
-        if not isinstance(items, list):
-            raise InvalidRequest("`items` is required: a list of objects", code="invalid_field", field="items")
+        items: Any = fields.get("items")
         stored = await self._store(request).append(_id(request), items, key=fields.get("key"))
         return json_answer(project.page([_item(one) for one in stored], None), 201)
 
@@ -140,14 +139,24 @@ class Sessions:
 
     async def fork(self, request: Request) -> Response:
         fields = await self._fields(request, "id", "up_to_item_id", "actor_id", "labels")
-        up_to = fields.get("up_to_item_id")
-        if not isinstance(up_to, str | None):
-            raise InvalidRequest("`up_to_item_id` must be a string", code="invalid_field", field="up_to_item_id")
         copy = await self._store(request).fork(
-            _id(request), fields.get("id"), up_to_item_id=up_to, actor_id=fields.get("actor_id"),
+            _id(request), fields.get("id"), up_to_item_id=fields.get("up_to_item_id"), actor_id=fields.get("actor_id"),
             labels=fields.get("labels"),
         )  # fmt: skip
         return json_answer(_session(copy), 201)
+
+    async def messages(self, request: Request) -> Response:
+        """Tell what was said, oldest first, wherever the agent keeps it. Reads only."""
+        session = await self._store(request).get(_id(request))
+        agent = self._agent_of(session)
+        if not isinstance(agent, Resumable):
+            raise Conflict(
+                f"the agent {session.agent!r} is made of handlers: outlast does not know its messages, only its items",
+                code="unsupported_for_agent",
+            )
+        store, principal = self._server.runtime().store, caller(request).principal
+        found = await agent.session_messages(store, principal, session.id)
+        return json_answer(project.page([jsontext.encode(message) for message in found], None))
 
     async def resume_point(self, request: Request) -> Response:
         """Tell how the session was interrupted. Reads only."""
@@ -194,12 +203,7 @@ class Sessions:
 
     async def _point(self, request: Request, session: Session) -> Any:
         """Return how a session was interrupted, as its agent tells it. Raise AgentResumeError when it was not."""
-        agent = self._server.agents.by_name().get(session.agent)
-        if agent is None:
-            raise Conflict(
-                f"this session belongs to the agent {session.agent!r}, which this server does not have",
-                code="session_of_other_agent",
-            )
+        agent = self._agent_of(session)
         if isinstance(agent, Resumable):
             store = self._server.runtime().store
             return await agent.require_session_resume_point(store, caller(request).principal, session.id)
@@ -213,6 +217,15 @@ class Sessions:
         if point is None:
             raise AgentResumeError("completed")
         return point
+
+    def _agent_of(self, session: Session) -> AgentLike:
+        agent = self._server.agents.by_name().get(session.agent)
+        if agent is None:
+            raise Conflict(
+                f"this session belongs to the agent {session.agent!r}, which this server does not have",
+                code="session_of_other_agent",
+            )
+        return agent
 
     async def _refuse_checkpoints(self, request: Request) -> None:
         """Refuse items that the session's agent would never read."""
@@ -285,7 +298,7 @@ def _point(point: Any) -> str:
         {
             "kind": point.kind, "description": point.description, "cause": point.cause,
             "partial_text": point.partial_text, "approvals": list(point.approvals),
-            "unanswered_tool_calls": [{"id": one.id, "name": one.name} for one in point.unanswered_tool_calls],
+            "unanswered_tool_calls": [asdict(one) for one in point.unanswered_tool_calls],
         }
     )  # fmt: skip
     return f'{fields[:-1]},"interrupted_at":{project.time(point.interrupted_at)}}}'

@@ -52,7 +52,9 @@ class MemoryStore:
         session_id: str | None = None,
     ) -> Memory:
         """Store a memory, whatever was at the path; with `append`, behind what is there."""
-        return await self._write("append" if append else "put", path, content, actor_id, session_id, key)
+        return await self._write(
+            "append" if ids.flag(append, "append") else "put", path, content, actor_id, session_id, key
+        )
 
     async def update(
         self,

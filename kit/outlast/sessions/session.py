@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from outlast.core import ids, jsontext
 from outlast.core.conversations import Session, SessionItem, SessionPage, item_line, lines_of, session_line
-from outlast.core.errors import InvalidRequest, NotFound
+from outlast.core.errors import InvalidRequest, NotFound, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.store.store import Store
 
@@ -63,7 +63,7 @@ class SessionStore:
             agent=ids.name(agent, "agent"),
             actor_id=ids.name(actor_id, "actor_id") if actor_id is not None else self._principal,
             parent_id=parent,
-            labels=_labels(labels),
+            labels=ids.labels(labels),
         )
         return _session(stored)
 
@@ -103,7 +103,7 @@ class SessionStore:
         named = {field: ids.name(text, field) for field, text in filters.items() if text is not None}
         found = await (await self._store()).read.sessions(
             self._principal, agent=named.get("agent"), actor_id=named.get("actor_id"), parent_id=named.get("parent"),
-            labels=_labels(labels), before=cursor, limit=ids.limit(limit, LARGEST_PAGE) + 1,
+            labels=ids.labels(labels), before=None if cursor is None else ids.position(cursor, "cursor"), limit=ids.limit(limit, LARGEST_PAGE) + 1,
         )  # fmt: skip
         shown = found[:limit]
         return SessionPage([_session(one) for one in shown], shown[-1].number if len(found) > limit else None)
@@ -112,7 +112,7 @@ class SessionStore:
         """Set labels and return the session; None removes a label. Raises NotFound."""
         store = await self._store()
         return _session(
-            await store.sessions.label(self._principal, ids.session_id(id), _labels(labels, removable=True))
+            await store.sessions.label(self._principal, ids.session_id(id), ids.labels(labels, removable=True))
         )
 
     async def append(
@@ -124,7 +124,10 @@ class SessionStore:
         when the key was used for other items.
         """
         key = uuid.uuid4().hex if key is None else _key(key)
-        contents = [(f"{key}-{index}", _content(item, f"items[{index}]")) for index, item in enumerate(items)]
+        contents = [
+            (f"{key}-{index}", _content(item, f"items[{index}]"))
+            for index, item in enumerate(ids.objects(items, "items"))
+        ]
         store, absent = await self._store(), f"{key}-{len(contents)}"
         stored = await store.sessions.append(self._principal, ids.session_id(id), contents, absent=absent)
         return [_item(one) for one in stored]
@@ -136,8 +139,10 @@ class SessionStore:
 
         `after` is the position of the last item that is known: what follows it in the order asked for is given.
         """
+        after = None if after is None else ids.position(after, "after")
+        left = None if limit is None else ids.limit(limit, least=0)
+        newest_first = ids.flag(newest_first, "newest_first")
         store, scope = await self._store(), (await self._find(id)).scope
-        left = limit
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
             found = await store.read.items(scope, after=after, newest_first=newest_first, limit=size)
@@ -172,11 +177,13 @@ class SessionStore:
         What is appended to one of them later does not change the other. The same fork again is returned as it is.
         Raises NotFound for the session or the item, and Conflict (`session_exists`).
         """
+        if not isinstance(up_to_item_id, str | None):
+            raise InvalidRequest("`up_to_item_id` must be a string", code="invalid_field", field="up_to_item_id")
         if up_to_item_id is not None and not _ITEM_ID.fullmatch(up_to_item_id):
             raise NotFound(f"this session has no item {up_to_item_id!a}")
         stored = await (await self._store()).sessions.fork(
             self._principal, ids.session_id(id), ids.session_id(new_id) if new_id is not None else str(uuid.uuid4()),
-            actor_id=None if actor_id is None else ids.name(actor_id, "actor_id"), labels=_labels(labels),
+            actor_id=None if actor_id is None else ids.name(actor_id, "actor_id"), labels=ids.labels(labels),
             up_to_item_id=up_to_item_id,
         )  # fmt: skip
         return _session(stored)
@@ -186,8 +193,8 @@ class SessionStore:
 
         Raises NotFound, SessionBusy, and Conflict (`session_has_children`).
         """
-        store = await self._store()
-        await store.sessions.delete(self._principal, ids.session_id(id), force=force, keep_ms=KEEP_TOMBSTONES_MS)
+        id, force = ids.session_id(id), ids.flag(force, "force")
+        await (await self._store()).sessions.delete(self._principal, id, force=force, keep_ms=KEEP_TOMBSTONES_MS)
 
     async def export(self, id: str) -> AsyncIterator[str]:
         """Give a session as lines of JSON: the session, then each item."""
@@ -215,7 +222,7 @@ class SessionStore:
             agent=ids.name(head.get("agent"), "agent"),
             actor_id=ids.name(head.get("actor_id"), "actor_id"),
             parent_id=None,
-            labels=_labels(head.get("labels", {})),
+            labels=ids.labels(head.get("labels", {})),
             items=contents,
         )
         return _session(stored)
@@ -226,7 +233,7 @@ class SessionStore:
     async def _find(self, id: str) -> StoredSession:
         found = await (await self._store()).read.session(self._principal, ids.session_id(id))
         if found is None:
-            raise NotFound(f"there is no session {id!r}")
+            raise SessionNotFound(f"there is no session {id!r}")
         return found
 
 
@@ -252,18 +259,6 @@ def _key(key: Any) -> str:
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidRequest("`key` must be 1 to 128 visible ASCII characters", code="invalid_key", field="key")
     return key
-
-
-def _labels(labels: Any, *, removable: bool = False) -> dict[str, Any]:
-    """Return labels, checked; with `removable`, None is a value."""
-    allowed = str | None if removable else str
-    if labels is None:
-        return {}
-    if not isinstance(labels, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, allowed) for key, value in labels.items()
-    ):
-        raise InvalidRequest("`labels` must be an object of strings", field="labels")
-    return dict(labels)
 
 
 def _line(number: int, line: str) -> dict[str, Any]:

@@ -47,9 +47,11 @@ _COPY = Statement(
         name, arguments, details, status, created_at, decided_at)
     SELECT principal, CAST(:new AS text), key, CAST(:session AS bigint), invocation_number, newest_run, kind, call_id,
         name, arguments, details, 'closed', created_at, {now}
-    FROM {p}approvals WHERE scope = :scope AND status = 'open'
+    FROM {p}approvals
+    WHERE scope = :scope AND (status <> 'decided' OR decision LIKE :rejected OR decision LIKE :responded)
     """
 )
+_REJECTED, _RESPONDED = '{"type":"reject"%', '{"type":"respond"%'
 
 
 class Asked(NamedTuple):
@@ -87,8 +89,13 @@ def close_by_hand(connection: Connection, scope: str) -> None:
 
 
 def copy_closed(connection: Connection, *, scope: str, new: str, session_number: int) -> None:
-    """Note in the copy of a history that what is open in the original is open there only."""
-    connection.send(_COPY, scope=scope, new=new, session=session_number)
+    """Note in the copy of a history that nobody approved there what certainly never ran: what nobody let run here.
+
+    What is open in the original is open there only. What was closed is copied too, so that a copy of the copy knows it.
+    """
+    connection.send(
+        _COPY, scope=scope, new=new, session=session_number, rejected=_REJECTED, responded=_RESPONDED
+    )  # fmt: skip
 
 
 _APPROVALS = select(

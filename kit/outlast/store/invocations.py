@@ -124,7 +124,10 @@ _FIND = Statement(_SELECT + "WHERE v.principal = :principal AND v.id = :id")
 _BY_NUMBER = Statement(_SELECT + "WHERE v.number = :number")
 _LOCK_INVOCATION = Statement("SELECT number FROM {p}invocations WHERE number = :number {update}")
 _ASK_CANCEL = Statement(
-    "UPDATE {p}invocations SET cancel = :reason WHERE number = :number AND status = 'running' AND cancel IS NULL"
+    """
+    UPDATE {p}invocations SET cancel = :reason
+    WHERE number = :number AND status IN ('queued', 'running') AND cancel IS NULL
+    """
 )
 _END = Statement(
     """
@@ -160,22 +163,25 @@ class Cancelled:
 
 
 def cancel(connection: Connection, *, principal: str, id: str, outcome: Outcome) -> Cancelled:
-    """End a queued run with `outcome` at once; ask the holder of a running one to stop; leave a final one alone."""
+    """End a run that nobody began with `outcome` at once; have any other be stopped; leave a final one alone.
+
+    The holder of a running one stops it. One that lost its worker stays in the queue: whoever claims it has its agent
+    answer the calls that it left open, which the store cannot, and finishes it without entering it. If nobody who has
+    the agent does so in time, it is expired, and its calls are left to the next run of the session.
+    """
     found = find(connection, principal, id)
     if found.session_number is not None:
         query(connection, _LOCK_SESSION, session=found.session_number)
     query(connection, _LOCK_INVOCATION, number=found.number)
     found = find(connection, principal, id)
-    if found.status is Status.RUNNING:
-        connection.send(_ASK_CANCEL, number=found.number, reason="cancelled")
-        return Cancelled(_again(connection, found))
-    if found.status is Status.QUEUED:
+    if found.status is Status.QUEUED and not found.attempt:
         return _end(connection, found, outcome, "cancelled")
-    return Cancelled(found)
+    connection.send(_ASK_CANCEL, number=found.number, reason="cancelled")
+    return Cancelled(_again(connection, found))
 
 
 def expire(connection: Connection, *, number: int, epoch: int, outcome: Outcome) -> Cancelled | None:
-    """Take a run that was asked to stop, and did not, away from its holder and end it with `outcome`.
+    """Take a run that was asked to stop, and did not, away from its holder or out of the queue; end it with `outcome`.
 
     An open batch of the holder is waited for and never skipped, see `workers.lock`.
     """
@@ -187,8 +193,11 @@ def expire(connection: Connection, *, number: int, epoch: int, outcome: Outcome)
         workers.lock(connection, id=record.holder)
     if record.session_number is not None:
         query(connection, _LOCK_SESSION, session=record.session_number)
+    query(connection, _LOCK_INVOCATION, number=number)
     record = _again(connection, record)
-    if record.epoch != epoch or record.status is not Status.RUNNING:
+    if record.epoch != epoch or record.status.final:
+        return None
+    if record.status is Status.QUEUED and record.cancel is None:
         return None
     return _end(connection, record, outcome, None)
 
@@ -217,7 +226,10 @@ _TIME_OUT = Statement(
     """
 )
 _STOPPING = Statement(
-    "SELECT number, epoch, holder, cancel FROM {p}invocations WHERE status = 'running' AND cancel IS NOT NULL"
+    """
+    SELECT number, epoch, holder, cancel FROM {p}invocations
+    WHERE status IN ('queued', 'running') AND cancel IS NOT NULL
+    """
 )
 # The first condition is what lets SQLite use the index of open invocations.
 _FORGOTTEN = Statement(
@@ -240,16 +252,16 @@ _ORPHANS = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """A running invocation that was asked to stop."""
+    """An invocation that began and was asked to stop. Without a holder, it waits for somebody who finishes it."""
 
     number: int
     epoch: int
-    holder: str
+    holder: str | None
     reason: str
 
 
 def stopping(connection: Connection) -> list[Stopping]:
-    """Ask overdue runs to stop, and return every running run that was asked to."""
+    """Ask overdue runs to stop, and return every run that was asked to and is not final."""
     connection.send(_TIME_OUT)
     return [Stopping(*row) for row in query(connection, _STOPPING)]
 
@@ -277,14 +289,10 @@ _DELETE_JOURNAL = Statement(
             AND o.state IN ('pending', 'started', 'waiting'))
     """
 )
-# What is open may still be decided, whatever became of the run that asked.
-_DELETE_APPROVALS = Statement(
-    "DELETE FROM {p}approvals WHERE invocation_number IN (SELECT f.value FROM {values} f) AND status <> 'open'"
-)
 _OWN_SCOPE = "WHERE scope IN (SELECT 'i' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _OWN_SCOPE)
-    for table in ("checkpoint_writes", "checkpoints", "heads", "items")
+    for table in ("checkpoint_parts", "checkpoint_writes", "checkpoints", "heads", "items")
 ]
 _DELETE = Statement("DELETE FROM {p}invocations WHERE number IN (SELECT f.value FROM {values} f)")
 _OLD = Statement(
@@ -317,12 +325,14 @@ def remove_old(connection: Connection, *, status: Status, age_ms: int, keep_ms: 
 
 
 def remove(connection: Connection, numbers: Sequence[int], keep_ms: int) -> None:
-    """Remove final invocations with their logs and leave tombstones for `keep_ms`."""
+    """Remove final invocations with their logs and leave tombstones for `keep_ms`.
+
+    What they asked stays as long as the history of the session, in which a call may be open that nobody approved.
+    """
     listed = values(numbers)
     connection.send(_BURY, values=listed, keep_ms=keep_ms)
     connection.send(_DELETE_EVENTS, values=listed)
     connection.send(_DELETE_JOURNAL, values=listed)
-    connection.send(_DELETE_APPROVALS, values=listed)
     for statement in _DELETE_HISTORIES:
         connection.send(statement, values=listed)
     connection.send(_DELETE, values=listed)

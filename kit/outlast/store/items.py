@@ -52,7 +52,7 @@ def last(connection: Connection, scope: str) -> int:
 def read(connection: Connection, scope: str, *, after: int | None, newest_first: bool, limit: int) -> list[StoredItem]:
     """Return items behind the position `after` in the order asked for, and not many more bytes than ITEMS_BYTES."""
     query = _ordered(scope, after, newest_first).limit(limit)
-    return [StoredItem._make(row) for row in bounded.rows(connection, query, size="item", max_bytes=ITEMS_BYTES)]
+    return [StoredItem._make(row) for row in bounded.rows(connection, query, "item", max_bytes=ITEMS_BYTES)]
 
 
 _ITEMS = select(

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection as PooledConnection
-from sqlalchemy import Engine, Select, and_, func, literal_column, or_, select
+from sqlalchemy import Engine, Select, Text, and_, func, literal_column, or_, select
+from sqlalchemy import cast as sa_cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -28,12 +29,15 @@ from outlast.core.records import (
 )
 from outlast.store import approvals as decisions
 from outlast.store import bounded, checkpoints
+from outlast.store import documents as kept
 from outlast.store import invocations as life
 from outlast.store import items as histories
 from outlast.store import memories as remembered
 from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
+from outlast.store.documents import Place, StoredDocument
 from outlast.store.memories import Key, StoredMemory
+from outlast.store.parts import Pages
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
 from outlast.store.workers import WorkerRow
@@ -46,6 +50,11 @@ READERS = 4
 EVENTS_BYTES = 1 << 20
 """Bytes of events read at once, about: a reader that is behind must not cost much memory."""
 
+LIST_BYTES = 8 << 20
+"""Bytes of what runs were given and returned, read at once for a list, about: one run may have 64 MiB of it."""
+
+_LARGE = ("input", "config", "metadata", "output", "error", "interrupt", "usage")
+
 CURSORS_AT_ONCE = 300
 """SQLite refuses an expression of more than 1,000 levels."""
 
@@ -56,7 +65,7 @@ T = TypeVar("T")
 
 _RECORD = (
     *(invocations.c[name] for name in life.COLUMNS),
-    sessions.c.id,
+    sessions.c.id.label("session_id"),
 )
 _INVOCATIONS = select(*_RECORD).select_from(
     invocations.outerjoin(sessions, sessions.c.number == invocations.c.session_number)
@@ -90,6 +99,7 @@ class Reader:
         """`meaning` says of an error of the driver whether the same read may succeed later."""
         self._engine, self._meaning = engine, meaning
         self._closed = False
+        self._pages = Pages()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="outlast-reader")
 
     def close(self) -> None:
@@ -143,7 +153,7 @@ class Reader:
         before: int | None,
         limit: int,
     ) -> list[Invocation]:
-        """Newest first, below the number `before`."""
+        """Newest first, below the number `before`: up to `limit`, or until they are `plenty`; at least one."""
         query = _INVOCATIONS.where(invocations.c.principal == principal, _LISTED)
         if session_id is not None:
             query = query.where(sessions.c.id == session_id)
@@ -156,7 +166,24 @@ class Reader:
         for key, value in metadata.items():
             query = query.where(_labelled(self._engine, invocations.c.metadata, key, value))
         query = query.order_by(invocations.c.number.desc()).limit(limit)
-        return await self._run(lambda connection: [life.invocation(tuple(row)) for row in connection.execute(query)])
+        return await self._run(
+            lambda connection: [
+                life.invocation(tuple(row)) for row in bounded.rows(connection, query, *_LARGE, max_bytes=LIST_BYTES)
+            ]
+        )
+
+    async def unfinished(self, principal: str, session_id: str) -> Invocation | None:
+        """Return the oldest run of a session that is not final."""
+        query = (
+            _INVOCATIONS.where(
+                sessions.c.principal == principal,
+                sessions.c.id == session_id,
+                invocations.c.status.in_([Status.QUEUED, Status.RUNNING]),
+            )
+            .order_by(invocations.c.number)
+            .limit(1)
+        )
+        return await self._run(lambda connection: _one(connection, query))
 
     async def unfinished_before(self, invocation: Invocation) -> list[str]:
         """Return the ids of what was accepted earlier in the session and is not final: the newest first."""
@@ -181,7 +208,7 @@ class Reader:
         )
         return await self._run(
             lambda connection: [
-                Event._make(row) for row in bounded.rows(connection, query, size="event", max_bytes=max_bytes)
+                Event._make(row) for row in bounded.rows(connection, query, "event", max_bytes=max_bytes)
             ]
         )
 
@@ -252,16 +279,43 @@ class Reader:
         return await self._run(lambda connection: connection.execute(query).scalar_one_or_none(), patient=True)
 
     async def checkpoint(self, scope: str, namespace: str, id: str | None = None) -> Checkpoint | None:
-        """Read a checkpoint with its pending writes; without an id, the head of the namespace."""
-        return await self._run(lambda connection: checkpoints.read(connection, scope, namespace, id), patient=True)
+        """Read a checkpoint with its pending writes, in digests; without an id, the head of the namespace."""
+        return await self._run(
+            lambda connection: checkpoints.read(connection, scope, namespace, id, pages=self._pages), patient=True
+        )
 
     async def checkpoints(
-        self, scope: str, *, namespace: str | None = None, before: str | None = None, limit: int | None = None
+        self,
+        scope: str,
+        *,
+        namespace: str | None = None,
+        before: str | None = None,
+        behind: tuple[str, str] | None = None,
+        limit: int | None = None,
     ) -> list[Checkpoint]:
-        """Newest first, below the id `before`."""
+        """Newest first, with ids below `before`, and behind this id and namespace."""
         return await self._run(
-            lambda connection: checkpoints.listed(connection, scope, namespace, before, limit), patient=True
+            lambda connection: checkpoints.listed(
+                connection, scope, namespace=namespace, before=before, behind=behind, limit=limit, pages=self._pages
+            ),
+            patient=True,
         )
+
+    async def parts(self, scope: str, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Read what checkpoints name by digests."""
+        return await self._run(lambda connection: checkpoints.contents(connection, scope, digests), patient=True)
+
+    async def checkpointed(self, principal: str) -> list[str]:
+        """Read the ids of the sessions that have checkpoints, the newest first."""
+        query = (
+            select(sessions.c.id)
+            .where(
+                sessions.c.principal == principal,
+                select(heads.c.scope).where(heads.c.scope == "s" + sa_cast(sessions.c.number, Text)).exists(),
+            )
+            .order_by(sessions.c.number.desc())
+        )
+        return await self._run(lambda connection: list(connection.execute(query).scalars()))
 
     async def session_number(self, principal: str, id: str) -> int | None:
         query = select(sessions.c.number).where(sessions.c.principal == principal, sessions.c.id == id)
@@ -335,12 +389,44 @@ class Reader:
             )
         )
 
+    async def documents(self, places: Sequence[Place]) -> list[StoredDocument | None]:
+        """Read documents in the order asked for."""
+        return await self._run(lambda connection: kept.read(connection, places), patient=True)
+
+    async def found_documents(
+        self,
+        principal: str,
+        prefix: Sequence[str],
+        *,
+        text: str,
+        keep: Callable[[str], bool] | None,
+        offset: int,
+        limit: int,
+    ) -> list[StoredDocument]:
+        """The best for a text first, then the newest; see `documents.search`."""
+        return await self._run(
+            lambda connection: kept.search(
+                connection, principal, prefix, text=text, keep=keep, offset=offset, limit=limit
+            ),
+            patient=True,
+        )
+
+    async def namespaces(self, principal: str, prefix: Sequence[str]) -> list[list[str]]:
+        """Read every namespace of documents, from `prefix` on."""
+        return await self._run(lambda connection: kept.namespaces(connection, principal, prefix), patient=True)
+
     async def workers(self) -> list[WorkerRow]:
         query = select(
-            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.started_at,
+            workers.c.id, workers.c.host, workers.c.pid, workers.c.lock_file, workers.c.claims,
+            workers.c.started_at,
             beats.c.counter, beats.c.stalled, beats.c.at,
         ).join(beats, beats.c.worker_id == workers.c.id).order_by(workers.c.started_at, workers.c.id)  # fmt: skip
         return await self._run(lambda connection: [WorkerRow(*row) for row in connection.execute(query)])
+
+
+def plenty(listed: Sequence[Invocation]) -> bool:
+    """Say whether a list may be shorter than was asked for because of its bytes."""
+    return sum(len(getattr(run, name) or "") for run in listed for name in _LARGE) >= LIST_BYTES
 
 
 def _one(connection: PooledConnection, query: Select[Any]) -> Invocation | None:
@@ -367,7 +453,7 @@ def _tails(
     there = connection.execute(known.where(invocations.c.number.in_(list(cursors)))).all()
     found: dict[int, list[Event]] = {number: [] for number in cursors}
     last: int | None = None
-    for row in bounded.rows(connection, _behind(cursors, first, limit), size="event", max_bytes=max_bytes):
+    for row in bounded.rows(connection, _behind(cursors, first, limit), "event", max_bytes=max_bytes):
         last = row[0]
         found[last].append(Event._make(row[1:]))
     reached = {number: events[-1].position if events else cursors[number] for number, events in found.items()}

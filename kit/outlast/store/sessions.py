@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import Connection as PooledConnection
 from sqlalchemy import func, literal_column, select
 
-from outlast.core import jsontext
-from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy
+from outlast.core import ids, jsontext
+from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
 from outlast.core.transcript import Message, Role, open_calls
 from outlast.store import approvals, memories
@@ -174,7 +174,7 @@ _RUNS = Statement(
 _SCOPES = "WHERE scope IN (SELECT 's' || CAST(f.value AS text) FROM {values} f)"
 _DELETE_HISTORIES = [
     Statement(f"DELETE FROM {{p}}{table} " + _SCOPES)
-    for table in ("approvals", "checkpoint_writes", "checkpoints", "heads", "items", "journal")
+    for table in ("approvals", "checkpoint_parts", "checkpoint_writes", "checkpoints", "heads", "items", "journal")
 ]
 _DELETE = Statement("DELETE FROM {p}sessions WHERE number IN (SELECT f.value FROM {values} f)")
 
@@ -184,7 +184,7 @@ def _find(connection: Connection, principal: str, id: str) -> StoredSession:
     query(connection, _LOCK, principal=principal, id=id)
     found = query(connection, _FIND, principal=principal, id=id)
     if not found:
-        raise NotFound(f"there is no session {id!r}")
+        raise SessionNotFound(f"there is no session {id!r}")
     return StoredSession(*found[0])
 
 
@@ -259,7 +259,7 @@ def _exists(id: str) -> Conflict:
 def _label(connection: Connection, principal: str, id: str, labels: Mapping[str, str | None]) -> StoredSession:
     found = _find(connection, principal, id)
     merged = {**jsontext.decode(found.labels), **labels}
-    kept = {key: value for key, value in merged.items() if value is not None}
+    kept = ids.labels({key: value for key, value in merged.items() if value is not None})
     connection.send(_LABEL, number=found.number, labels=jsontext.encode(kept))
     return _find(connection, principal, id)
 
@@ -333,19 +333,21 @@ class _Clear:
 
     def __call__(self, connection: Connection) -> int:
         found = _find(connection, *self._key)
-        if found.number == self._number and not self._left(connection):
+        if found.number == self._number and not self._left(connection, found):
             return self._count
         found = _free(connection, *self._key)
         if found.number != self._number:
-            self._number, self._last = found.number, found.last_item
-            self._count = self._left(connection)
+            self._last = found.last_item
+            self._count = self._left(connection, found)
+            # Last, for a run that broke off in between counted nothing.
+            self._number = found.number
         connection.send(_REMOVE, scope=found.scope, first=0, last=self._last)
         approvals.close_by_hand(connection, found.scope)
         connection.send(_TOUCH, number=found.number)
         return self._count
 
-    def _left(self, connection: Connection) -> int:
-        return int(query(connection, _COUNT, scope=f"s{self._number}", last=self._last)[0][0])
+    def _left(self, connection: Connection, found: StoredSession) -> int:
+        return int(query(connection, _COUNT, scope=found.scope, last=self._last)[0][0])
 
 
 def _fork(

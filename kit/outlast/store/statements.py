@@ -34,6 +34,11 @@ _FRAGMENTS: Mapping[DialectName, Mapping[str, str]] = {
 }
 
 
+def now(dialect: DialectName) -> str:
+    """Return the SQL for the database's time."""
+    return _FRAGMENTS[dialect]["now"]
+
+
 @dataclass(frozen=True)
 class Statement:
     """A statement for both databases; `columns` are the fields of `{rows}` with their PostgreSQL types."""

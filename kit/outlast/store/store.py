@@ -14,6 +14,7 @@ from outlast.core.errors import StoreSetupError
 from outlast.core.records import Invocation, Outcome, Request
 from outlast.store import invocations as life
 from outlast.store import sqlite, workers
+from outlast.store.documents import DocumentChanges
 from outlast.store.grouped import Accept, Accepted, Finish, Finished, Part, Write
 from outlast.store.invocations import Cancelled
 from outlast.store.memories import MemoryChanges
@@ -22,6 +23,7 @@ from outlast.store.reading import READERS, Reader
 from outlast.store.sessions import SessionChanges
 from outlast.store.sqlite import SQLiteConnection
 from outlast.store.statements import Connection, DatabaseError, Row
+from outlast.store.threads import ThreadChanges
 from outlast.store.url import StoreURL, parse
 from outlast.store.writer import Call, Writer, seen_once
 
@@ -33,7 +35,7 @@ POOL_TIMEOUT_SECONDS = 10
 class Store:
     """One process's access to the database: a writer thread, and readers apart.
 
-    `read` has the reading verbs, `sessions` and `memories` those that change them. The writing verbs return futures that resolve after their commit; they are
+    `read` has the reading verbs, `sessions`, `memories`, `documents` and `threads` those that change them outside of runs. The writing verbs return futures that resolve after their commit; they are
     `asyncio` futures of the loop that opened the store.
     """
 
@@ -42,6 +44,8 @@ class Store:
         self.read = Reader(engine, _meaning(url))
         self.sessions = SessionChanges(self._call)
         self.memories = MemoryChanges(self._call)
+        self.threads = ThreadChanges(self._call)
+        self.documents = DocumentChanges(self._call)
         self._engine = engine
         self._writer = writer
 
@@ -125,7 +129,7 @@ class Store:
         )
 
     def cancel(self, principal: str, id: str) -> "asyncio.Future[Cancelled]":
-        """End a queued run, ask the holder of a running one to stop. The future raises NotFound."""
+        """End a run that nobody began, have any other be stopped. The future raises NotFound."""
         outcome = life.cancelled_outcome("cancelled")
         return self._call(
             "cancel", lambda connection: life.cancel(connection, principal=principal, id=id, outcome=outcome)
@@ -147,10 +151,15 @@ class Store:
         """Remove a batch of old invocations; see `invocations.remove_old`."""
         return self._call("delete", lambda connection: life.remove_old(connection, **options))
 
-    def register(self, *, id: str, host: str, pid: int, lock_file: str | None) -> "asyncio.Future[None]":
+    def register(
+        self, *, id: str, host: str, pid: int, lock_file: str | None, claims: Sequence[str] = ()
+    ) -> "asyncio.Future[None]":
+        """Add a worker, which takes queued runs of the agents `claims` by itself."""
         return self._call(
             "register",
-            lambda connection: workers.register(connection, id=id, host=host, pid=pid, lock_file=lock_file),
+            lambda connection: workers.register(
+                connection, id=id, host=host, pid=pid, lock_file=lock_file, claims=claims
+            ),
         )
 
     def deregister(self, id: str) -> "asyncio.Future[None]":

@@ -25,7 +25,9 @@ _Ordered = Text().with_variant(Text(collation="C"), "postgresql")
 
 _NO = text("false")
 _OPEN = text("status IN ('queued', 'running')")
+_STOPPING = text("status IN ('queued', 'running') AND cancel IS NOT NULL")
 _CHILD = text("parent_number IS NOT NULL")
+_EXPIRES = text("expires_at IS NOT NULL")
 _LISTED = text("number > 0")
 """Holds for every row. A query that says it literally may use the index for lists; a look for one id, which does
 not, cannot take it for the index of ids and read all of a principal's rows."""
@@ -37,9 +39,11 @@ workers = Table(
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("lock_file", Text),
+    Column("claims", Text, nullable=False, server_default=text("'[]'")),
     Column("started_at", BigInteger, nullable=False),
 )
-"""One row a live worker. It is the fence: a batch of writes holds it shared, a takeover deletes it."""
+"""One row a live worker. It is the fence: a batch of writes holds it shared, a takeover deletes it. `claims` has the
+agents whose queued runs it takes by itself."""
 
 beats = Table(
     "beats",
@@ -123,6 +127,7 @@ invocations = Table(
     Index("invocations_open", "session_number", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
     Index("invocations_held", "holder", sqlite_where=text("status = 'running'"),
           postgresql_where=text("status = 'running'")),
+    Index("invocations_stopping", "number", sqlite_where=_STOPPING, postgresql_where=_STOPPING),
     Index("invocations_finished", "finished_at", sqlite_where=text("finished_at IS NOT NULL"),
           postgresql_where=text("finished_at IS NOT NULL")),
     Index("invocations_listed", "principal", "number", sqlite_where=_LISTED, postgresql_where=_LISTED),
@@ -188,7 +193,7 @@ approvals = Table(
     sqlite_autoincrement=True,
 )
 """What a person has to decide or to answer. `key` names it in its history; `newest_run` is the newest run that had been
-accepted when it was asked, so that a later run is told from one that was waiting already."""
+accepted when it was asked, so that a later run is told from one that was waiting already. It is kept as long as its session."""
 
 heads = Table(
     "heads",
@@ -208,12 +213,11 @@ checkpoints = Table(
     Column("namespace", Text, primary_key=True),
     Column("id", Text, primary_key=True),
     Column("parent", Text),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("metadata", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )
-"""Checkpoints of a framework's state; `type` and `body` are its serialised form."""
+"""Checkpoints of a framework's state; `body` is as `parts` packs it."""
 
 checkpoint_writes = Table(
     "checkpoint_writes",
@@ -224,10 +228,18 @@ checkpoint_writes = Table(
     Column("task_id", Text, primary_key=True),
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("channel", Text, nullable=False),
-    Column("type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("task_path", Text, nullable=False),
 )
+
+checkpoint_parts = Table(
+    "checkpoint_parts",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""What checkpoints and their writes have in common, each once in a history."""
 
 memories = Table(
     "memories",
@@ -249,6 +261,24 @@ memories = Table(
 """`session_id` is empty for what belongs to no session; `recent_keys` are those of the last changes, each with a digest of
 its change; `content` is last, since SQLite reads through a long one to what is behind it. What is searched is in
 `memory_words`, which is made of what each database has for full text and so is described by its migration alone."""
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("namespace", _Ordered, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    Column("ttl_ms", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("principal", "namespace", "key", name="documents_key"),
+    Index("documents_expiry", "expires_at", sqlite_where=_EXPIRES, postgresql_where=_EXPIRES),
+    sqlite_autoincrement=True,
+)
+"""`namespace` is JSON text of a list; what is searched is in `document_words`, as with memories."""
 
 tombstones = Table(
     "tombstones",

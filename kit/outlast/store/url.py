@@ -9,6 +9,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outlast.core.errors import StoreSetupError
+from outlast.store.statements import DialectName
 
 DEFAULT_URL = "sqlite:///./.outlast/state.db"
 DEFAULT_SCHEMA = "outlast"
@@ -29,6 +30,10 @@ class StoreURL:
     @property
     def is_sqlite(self) -> bool:
         return self.path is not None
+
+    @property
+    def dialect(self) -> DialectName:
+        return "sqlite" if self.is_sqlite else "postgresql"
 
     def __str__(self) -> str:
         return self.sqlalchemy.render_as_string(hide_password=True)

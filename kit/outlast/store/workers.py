@@ -1,7 +1,9 @@
 """Workers: register, beat, and take over from the dead. No clock decides: only counters that changed or did not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outlast.core import jsontext
 from outlast.store.statements import Connection, Statement, query
 
 LOCK_TIMEOUT_MS = 3000
@@ -13,7 +15,8 @@ FENCE = Statement("SELECT id FROM {p}workers WHERE id = :me {share}")
 
 _REGISTER = Statement(
     """
-    INSERT INTO {p}workers (id, host, pid, lock_file, started_at) VALUES (:id, :host, :pid, :lock_file, {now})
+    INSERT INTO {p}workers (id, host, pid, lock_file, claims, started_at)
+    VALUES (:id, :host, :pid, :lock_file, :claims, {now})
     ON CONFLICT (id) DO NOTHING
     """
 )
@@ -31,7 +34,7 @@ _BEAT = Statement(
 )
 _ALL = Statement(
     """
-    SELECT w.id, w.host, w.pid, w.lock_file, w.started_at, b.counter, b.stalled, b.at
+    SELECT w.id, w.host, w.pid, w.lock_file, w.claims, w.started_at, b.counter, b.stalled, b.at
     FROM {p}workers w JOIN {p}beats b ON b.worker_id = w.id ORDER BY w.started_at, w.id
     """
 )
@@ -58,10 +61,15 @@ class WorkerRow:
     host: str
     pid: int
     lock_file: str | None
+    claims: str
     started_at: int
     counter: int
     stalled: bool
     beat_at: int
+
+    def takes(self, agent: str) -> bool:
+        """Say whether this worker takes queued runs of an agent by itself."""
+        return agent in jsontext.decode(self.claims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,10 @@ class Lost:
     attempt: int
 
 
-def register(connection: Connection, *, id: str, host: str, pid: int, lock_file: str | None) -> None:
-    connection.send(_REGISTER, id=id, host=host, pid=pid, lock_file=lock_file)
+def register(
+    connection: Connection, *, id: str, host: str, pid: int, lock_file: str | None, claims: Sequence[str]
+) -> None:
+    connection.send(_REGISTER, id=id, host=host, pid=pid, lock_file=lock_file, claims=jsontext.encode(list(claims)))
     connection.send(_FIRST_BEAT, id=id)
 
 

@@ -31,6 +31,9 @@ AGAIN_SECONDS = 0.005
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 
+SOON_SECONDS = 0.005
+"""How long what is written soon may wait for a write to go with."""
+
 T = TypeVar("T")
 
 
@@ -63,6 +66,15 @@ class Answer(asyncio.Future[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         return False
+
+
+def pass_on(stored: "asyncio.Future[None]", written: "asyncio.Future[Any]") -> None:
+    """Tell whoever awaits a part of a write how the whole of it went."""
+    if (error := written.exception()) is None:
+        stored.set_result(None)
+    else:
+        stored.set_exception(error)
+        stored.exception()  # whoever wrote may be gone; then it is no news to the log
 
 
 class _Stop:

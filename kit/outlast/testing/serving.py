@@ -23,6 +23,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 POLL_SECONDS = 0.02
 CUT_SECONDS = 1  # for streams that a test left open
+KEEP_ALIVE_SECONDS = 60  # a test that holds the loop for long must not find its idle connections closed
 
 
 class ServerNotStarted(OutlastError):
@@ -37,7 +38,13 @@ class ServerThread:
     def __init__(self, app: Any, **options: Any) -> None:
         self._socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}"
-        config = {"log_level": "warning", "lifespan": "on", "ws": "none", "timeout_graceful_shutdown": CUT_SECONDS}
+        config = {
+            "log_level": "warning",
+            "lifespan": "on",
+            "ws": "none",
+            "timeout_graceful_shutdown": CUT_SECONDS,
+            "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+        }
         self.server = uvicorn.Server(uvicorn.Config(app, **{**config, **options}))
         self._thread = threading.Thread(target=self._run, daemon=True)
 

@@ -54,7 +54,7 @@ class Agent(DurableAgent):
             raise ToolSetupError(f"`rerun_safe` names {unknown[0]!r}, which is no tool of this agent")
         self._instructions = instructions
         self._limits = limits or Limits()
-        self._hooks = hooks if isinstance(hooks, Hooks) else AllHooks(hooks)
+        self._hooks = AllHooks([hooks] if isinstance(hooks, Hooks) else hooks)
 
     def turn(self, run: Run) -> NativeTurn:
         input = None if run.context.kind is Kind.RESUME else parse(run.context.input)

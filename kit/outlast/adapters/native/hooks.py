@@ -1,8 +1,9 @@
 """What a user's own code may do around the runs of the native agent."""
 
 import asyncio
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,40 @@ from outlast.core.reply import Reply
 from outlast.core.transcript import Role
 from outlast.engine.context import InvocationContext
 
+logger = logging.getLogger("outlast.adapters")
+
 PAGE = 50
 
 
 class Hooks:
-    """Code around each run; override what you need. What a hook raises fails the run.
+    """Code around each run; override what you need, by `async def` or by `def`. What a hook raises fails the run.
 
-    After a crash the next attempt calls them again, so that what they do outside must bear being done twice.
-    `context.input_message` is None where a run has no new message: on a resume, and when it brings decisions.
+    Both run on the event loop, so that a `def` must not block. After a crash the next attempt calls them again: what they
+    do outside must bear being done twice. `context.input_message` is None where a run has no new message: on a resume,
+    and when it brings decisions.
     """
 
-    async def on_message(self, context: InvocationContext) -> None:
+    def on_message(self, context: InvocationContext) -> Awaitable[None] | None:
         """A message came in and is about to be stored. Not called by a resume."""
+        return None
 
-    async def before_run(self, context: InvocationContext) -> None:
+    def before_run(self, context: InvocationContext) -> Awaitable[None] | None:
         """A run begins, or goes on after a crash."""
+        return None
 
-    async def after_run(self, context: InvocationContext, reply: Reply) -> None:
+    def after_run(self, context: InvocationContext, reply: Reply) -> Awaitable[None] | None:
         """A run came to its end, or to a person who has to decide; `reply` is what its caller gets."""
+        return None
 
-    async def on_error(self, context: InvocationContext | None, error: Exception) -> None:
-        """A run fails with `error`. `context` is None where it did not begin: there was nothing to resume."""
+    def on_error(self, context: InvocationContext | None, error: Exception) -> Awaitable[None] | None:
+        """A run fails with `error`, also when this raises; that is logged.
+
+        `context` is None where the run did not begin: there was nothing to resume.
+        """
+        return None
 
 
-class AllHooks(Hooks):
+class AllHooks:
     """Several hooks, called in their order."""
 
     def __init__(self, hooks: Sequence[Hooks]) -> None:
@@ -46,19 +57,29 @@ class AllHooks(Hooks):
 
     async def on_message(self, context: InvocationContext) -> None:
         for hook in self._hooks:
-            await hook.on_message(context)
+            await _done(hook.on_message(context))
 
     async def before_run(self, context: InvocationContext) -> None:
         for hook in self._hooks:
-            await hook.before_run(context)
+            await _done(hook.before_run(context))
 
     async def after_run(self, context: InvocationContext, reply: Reply) -> None:
         for hook in self._hooks:
-            await hook.after_run(context, reply)
+            await _done(hook.after_run(context, reply))
 
     async def on_error(self, context: InvocationContext | None, error: Exception) -> None:
+        """Tell every hook. What one raises must neither hide the error nor keep it from the others."""
         for hook in self._hooks:
-            await hook.on_error(context, error)
+            try:
+                await _done(hook.on_error(context, error))
+            except Exception:
+                logger.exception("the hook %r raised when it was told of an error", type(hook).__name__)
+
+
+async def _done(returned: Awaitable[None] | None) -> None:
+    """Wait for what a hook returned, where it was `async def`."""
+    if isinstance(returned, Awaitable):
+        await returned
 
 
 class JsonlRecorder(Hooks):

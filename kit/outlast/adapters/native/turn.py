@@ -14,7 +14,7 @@ from outlast.adapters.inputs import InputMessage, Messages
 from outlast.adapters.items import Items
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.native.asking import ask
-from outlast.adapters.native.hooks import Hooks
+from outlast.adapters.native.hooks import AllHooks
 from outlast.adapters.native.model import Model
 from outlast.adapters.native.tools import Tool, ToolError
 from outlast.adapters.outputs import output, total
@@ -60,7 +60,7 @@ class NativeTurn:
         tools: Mapping[str, Tool],
         instructions: str | None,
         limits: Limits,
-        hooks: Hooks,
+        hooks: AllHooks,
     ) -> None:
         self._run, self._input = run, input
         self._model, self._tools, self._instructions, self._limits = model, tools, instructions, limits
@@ -172,7 +172,8 @@ class NativeTurn:
             await self._answer_calls(items)
             if waiting := self._waiting(items):
                 self._count(items)
-                return approvals.interrupt(waiting)
+                asked = next(message for message in reversed(items.messages) if message.calls)
+                return approvals.interrupt(waiting, asked.text)
             answer = await self._call_model(items)
             if self._is_over(items):
                 return self._result(items)
@@ -249,8 +250,8 @@ class NativeTurn:
         if decision is not None and edited:
             call = replace(call, arguments=decision.arguments)
         journal = self._run.journal
-        if row is None and call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
-            # Also where the tool may run again: nobody agreed to it once.
+        if call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
+            # Also where the tool may run again: nobody agreed to it, or it may have run since.
             return _result_of(call, await journal.close(call, proven=True))
         outcome = await journal.start(call)
         if outcome is None:
@@ -265,12 +266,6 @@ class NativeTurn:
             return Outcome("error", f"there is no tool {call.name!r}")
         try:
             return _within_bounds(await tool.run(_text(call.arguments)))
-        except asyncio.CancelledError as error:
-            # Tools raise it by themselves, too: an inner timeout, a client that was closed.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return Outcome("error", f"CancelledError: {error}")
         except ToolError as error:
             return Outcome("error", str(error))
         except LeaseLost:

@@ -153,11 +153,10 @@ def _timeout(value: Any) -> float | None:
 def _metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or not all(isinstance(label, str) for label in value.values()):
-        raise _bad("metadata", "`metadata` must be an object of strings")
-    if any(_UNSEARCHABLE.search(text) for pair in value.items() for text in pair):
+    labels = ids.labels(value, "metadata")
+    if any(_UNSEARCHABLE.search(text) for pair in labels.items() for text in pair):
         raise _bad("metadata", "`metadata` must not hold NUL characters or lone surrogates")
-    return value
+    return labels
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:

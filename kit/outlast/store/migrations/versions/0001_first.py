@@ -19,7 +19,6 @@ def upgrade() -> None:
         sa.Column("task_id", sa.Text(), nullable=False),
         sa.Column("position", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("channel", sa.Text(), nullable=False),
-        sa.Column("type", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("task_path", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("scope", "namespace", "checkpoint_id", "task_id", "position"),
@@ -30,11 +29,17 @@ def upgrade() -> None:
         sa.Column("namespace", sa.Text(), nullable=False),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("parent", sa.Text(), nullable=True),
-        sa.Column("type", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("metadata", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("scope", "namespace", "id"),
+    )
+    op.create_table(
+        "checkpoint_parts",
+        sa.Column("scope", sa.Text(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("scope", "digest"),
     )
     op.create_table(
         "events",
@@ -167,7 +172,31 @@ def upgrade() -> None:
         sqlite_where=sa.text("session_id <> ''"),
         postgresql_where=sa.text("session_id <> ''"),
     )
-    _create_memory_words()
+    _create_words("memory_words", "memories")
+    op.create_table(
+        "documents",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("principal", sa.Text(), nullable=False),
+        sa.Column("namespace", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.Column("ttl_ms", sa.BigInteger(), nullable=True),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("number"),
+        sa.UniqueConstraint("principal", "namespace", "key", name="documents_key"),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "documents_expiry",
+        "documents",
+        ["expires_at"],
+        unique=False,
+        sqlite_where=sa.text("expires_at IS NOT NULL"),
+        postgresql_where=sa.text("expires_at IS NOT NULL"),
+    )
+    _create_words("document_words", "documents")
     op.create_table(
         "tombstones",
         sa.Column("principal", sa.Text(), nullable=False),
@@ -182,6 +211,7 @@ def upgrade() -> None:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("lock_file", sa.Text(), nullable=True),
+        sa.Column("claims", sa.Text(), server_default=sa.text("'[]'"), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
@@ -249,6 +279,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("finished_at IS NOT NULL"),
     )
     op.create_index(
+        "invocations_stopping",
+        "invocations",
+        ["number"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('queued', 'running') AND cancel IS NOT NULL"),
+        postgresql_where=sa.text("status IN ('queued', 'running') AND cancel IS NOT NULL"),
+    )
+    op.create_index(
         "invocations_held",
         "invocations",
         ["holder"],
@@ -275,17 +313,15 @@ def upgrade() -> None:
     )
 
 
-def _create_memory_words() -> None:
+def _create_words(name: str, rows: str) -> None:
     """What is searched. On PostgreSQL without the text search parser, which knows no CJK in some locales."""
     if op.get_bind().dialect.name == "sqlite":
-        op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(owner, words, grams, tokenize = 'porter unicode61')")
+        op.execute(f"CREATE VIRTUAL TABLE {name} USING fts5(owner, words, grams, tokenize = 'porter unicode61')")
         return
     op.create_table(
-        "memory_words",
-        sa.Column("number", sa.BigInteger(), sa.ForeignKey("memories.number", ondelete="CASCADE"), primary_key=True),
+        name,
+        sa.Column("number", sa.BigInteger(), sa.ForeignKey(f"{rows}.number", ondelete="CASCADE"), primary_key=True),
         sa.Column("words", postgresql.TSVECTOR(), nullable=False),
     )
     # Without the list of what is not yet in the index: a search would read all of it for each word that it looks for.
-    op.create_index(
-        "memory_words_found", "memory_words", ["words"], postgresql_using="gin", postgresql_with={"fastupdate": False}
-    )
+    op.create_index(f"{name}_found", name, ["words"], postgresql_using="gin", postgresql_with={"fastupdate": False})
