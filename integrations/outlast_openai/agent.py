@@ -1,6 +1,5 @@
 """The wrapper users hold."""
 
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -20,8 +19,6 @@ from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
 from outlast_openai.servers import Servers
 from outlast_openai.turn import OpenAITurn, Options
-
-logger = logging.getLogger("outlast.openai")
 
 MAX_TURNS = 10
 """As in the SDK."""
@@ -66,8 +63,6 @@ class OpenAIAgent(DurableAgent):
             run_config, hooks, max_turns, context_factory,
             Contexts(self.name, _functions(context_to_json, context_from_json)),
         )  # fmt: skip
-        for warning in self._graph.warnings:
-            logger.warning("agent %s: %s", self.name, warning)
 
     async def entered(self, context: Any, enter: Callable[[Any], Awaitable[Result]]) -> Result:
         async with self._servers.used():

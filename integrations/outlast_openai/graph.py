@@ -12,6 +12,7 @@ from agents import (
     Handoff,
     LocalShellTool,
     ProgrammaticToolCallingTool,
+    RunConfig,
     ShellTool,
 )
 from agents.mcp import MCPServer
@@ -48,16 +49,17 @@ class Graph:
                 if not any(server is one for one in self.servers):
                     self.servers.append(server)
 
-    @property
-    def warnings(self) -> list[str]:
-        """What works, but not as without a crash."""
-        return [
-            f"{agent.name}: a handoff filters or nests the history; after a crash, and in later turns, the next agent sees all"
-            for agent in self.agents.values()
-            if any(
-                isinstance(one, Handoff) and (one.input_filter or one.nest_handoff_history) for one in agent.handoffs
-            )
-        ]
+    def narrows(self, source: str, target: str, config: RunConfig | None) -> bool:
+        """Say whether an agent that is handed over to may see less, or other things, than the history."""
+        if config is not None and config.handoff_input_filter is not None:
+            return True
+        nests = config is not None and config.nest_handoff_history
+        for one in self.at(source).handoffs:
+            if isinstance(one, Handoff) and one.agent_name == target:
+                if one.input_filter is not None:
+                    return True
+                nests = nests if one.nest_handoff_history is None else one.nest_handoff_history
+        return nests
 
     def at(self, name: str | None) -> Agent[Any]:
         """Return the agent of a name, or the first one for a name that is not there any more."""

@@ -8,6 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from outlast.core import jsontext
+
 Item = Mapping[str, Any]
 
 NOTE = "outlast.note"
@@ -37,6 +41,17 @@ def is_call(item: Item) -> bool:
 
 def is_output(item: Item) -> bool:
     return item.get("type") in _OUTPUTS
+
+
+def uses_tool(item: Item) -> bool:
+    """Say whether an item is a call by which the SDK takes a `tool_choice` back, also one that ran at the provider."""
+    kind = item.get("type") or ""
+    return kind.endswith("_call") and kind != "tool_search_call"
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a model is told it."""
+    return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
 
 
 def output_of(call: Item, output: Any) -> dict[str, Any]:

@@ -139,13 +139,13 @@ def _content(content: Any) -> Content:
     return [{"type": "text", "text": part["text"]} if part.get("type") == "input_text" else part for part in parts]
 
 
-def for_model(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return a history as providers accept it; what is stored stays as it is.
+def for_model(found: Sequence[Entry], before: Sequence[Item] = ()) -> list[dict[str, Any]]:
+    """Return a history, behind items a model was sent `before`, as providers accept it; what is stored stays as it is.
 
     Each call has one result right behind its response, in the order of the calls; one that is missing is the interrupted
     result. A result that answers no call is left out, and so is reasoning that nothing follows.
     """
-    sent: list[Item] = []
+    sent: list[Item] = [*before]
     starts = [at for at, entry in enumerate(found) if entry.said]
     for first, behind in zip([0, *starts], [*starts, len(found)], strict=True):
         part = list(found[first:behind])

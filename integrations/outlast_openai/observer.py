@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks
+from agents import Agent, FunctionTool, ModelResponse, RunHooks
 from agents.items import ItemHelpers, TResponseInputItem
 from agents.tool_context import ToolContext
 from agents.usage import Usage
@@ -26,6 +26,7 @@ from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import StopReason
 from outlast_openai import seams
+from outlast_openai.config import Config
 from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
@@ -93,18 +94,22 @@ class Observer(RunHooks[Any]):
         context: Kept,
         *,
         hooks: RunHooks[Any] | None,
-        config: RunConfig | None,
+        config: Config,
     ) -> None:
         self.failure: Exception | None = None
         """What went wrong in outlast's own part, or in the user's hooks."""
         self.response: Response | None = None
         self._run, self._graph, self._conversation, self._context = run, graph, conversation, context
         self._hooks: RunHooks[Any] = hooks or RunHooks()
-        execution = None if config is None else config.tool_execution
+        self._config = config
+        execution = None if config.run_config is None else config.run_config.tool_execution
         self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
         """Whether a guardrail may answer a call before a person is asked."""
         self._calls: dict[str, ToolCall] = {}
         self._next_agent: str | None = None
+        self._narrows = False
+        """Whether what the next agent sees is not the history."""
+        self._deferred: tuple[list[Event], list[tuple[str, Item]], list[Any]] | None = None
         self._usages: list[dict[str, int]] = []
         self._seen = asyncio.Event()
 
@@ -112,6 +117,8 @@ class Observer(RunHooks[Any]):
 
     @at_the_border
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        self._config.began()
+        await self.settle(self._config.model_input(input_items))
         await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
         await self._run.assured()
         self._seen.clear()
@@ -159,10 +166,12 @@ class Observer(RunHooks[Any]):
     @at_the_border
     async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
         self._next_agent = to_agent.name
+        self._narrows = self._graph.narrows(from_agent.name, to_agent.name, self._config.run_config)
         await self._hooks.on_handoff(context, from_agent, to_agent)
 
     @at_the_border
     async def on_agent_start(self, context: Any, agent: Any) -> None:
+        self._config.begin(agent)
         await self._hooks.on_agent_start(context, agent)
 
     @at_the_border
@@ -252,8 +261,16 @@ class Observer(RunHooks[Any]):
             new = [item for item in kept if not is_call(item) and all(_bare(item) != _bare(one) for one in said.items)]
             contents += [(f"{said.key}:more:{place}", item) for place, item in enumerate(new)]
         results = {item["call_id"]: item for item in given if is_output(item)}
-        for key, opened in self._conversation.open_calls().items():
+        open_calls = self._conversation.open_calls()
+        handoffs = [key for key, one in open_calls.items() if self._graph.is_handoff(one.agent, one.call.name)]
+        for key, opened in open_calls.items():
             item = results.get(opened.call.call_id or "")
+            if item is None and self._narrows:
+                # A filter of the next agent's input took it away; the history keeps it.
+                if key not in handoffs:
+                    contents.append(opened.result(await self._run.journal.close(opened.call, proven=True)))
+                elif key == handoffs[0]:
+                    contents.append(opened.result(Outcome("ok", jsontext.encode({"assistant": self._next_agent}))))
             if item is None:
                 continue
             contents.append((f"{key}:result", item))
@@ -264,8 +281,23 @@ class Observer(RunHooks[Any]):
         if self._next_agent is not None and said is not None:
             contents.append((f"{said.key}:agent", note(agent=self._next_agent)))
             self._next_agent = None
-        if contents:
+        if self._narrows:
+            # Not before what the next agent sees is known: a crash in between leaves the handoff open.
+            self._narrows, self._deferred = False, (events, contents, parts)
+        elif contents:
             await self._write(events, [*self._append(contents), *parts])
+
+    async def settle(self, view: Sequence[Any] | None) -> None:
+        """Store a handoff that waits for it, with what the agent behind it is sent, if the SDK came that far."""
+        if self._narrows:
+            # Its filter left nothing to store, so that the SDK stored nothing.
+            await self.turn_ended([])
+        if self._deferred is None or self.response is None:
+            return
+        (events, contents, parts), self._deferred = self._deferred, None
+        if view is not None:
+            contents.append((f"{self.response.key}:view", note(view=[dict(item) for item in view])))
+        await self._write(events, [*self._append(contents), *parts])
 
     async def store_cut(self) -> bool:
         """Store a response that the SDK throws away: refused, or cut off. Return whether there was one."""

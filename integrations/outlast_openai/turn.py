@@ -28,16 +28,15 @@ from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
-from outlast.core import jsontext
 from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, repair, require_resume_point
-from outlast.core.transcript import Role
 from outlast_openai import tools
+from outlast_openai.config import Config
 from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
-from outlast_openai.items import Item, note, output_of
+from outlast_openai.items import Item, as_text, note, uses_tool
 from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
 from outlast_openai.servers import Servers
@@ -208,13 +207,9 @@ class OpenAITurn:
         spoken = sum(entry.said and entry.rows[0].number == self._number for entry in conversation.entries)
         if spoken >= self._options.max_turns:
             raise _too_many(self._options.max_turns)
+        config = Config(self._options.run_config, _tool_users(conversation))
         observer = Observer(
-            self._run,
-            self._graph,
-            conversation,
-            await self._context(),
-            hooks=self._options.hooks,
-            config=self._options.run_config,
+            self._run, self._graph, conversation, await self._context(), hooks=self._options.hooks, config=config
         )
         result = Runner.run_streamed(
             self._graph.at(conversation.agent),
@@ -223,7 +218,7 @@ class OpenAITurn:
             hooks=observer,
             max_turns=self._options.max_turns - spoken,
             context=(await self._context()).value,
-            run_config=self._options.run_config,
+            run_config=config.run_config,
         )
         try:
             async with aclosing(cast(Any, result.stream_events())) as events:
@@ -235,12 +230,13 @@ class OpenAITurn:
                     result.cancel()
                     raise
         except Exception as error:  # noqa: BLE001 - the SDK raises what models and tools raise
+            await observer.settle(result.to_input_list(mode="normalized"))
             await self._failed(observer, error)
         else:
             if result.interruptions:
                 await self._ask(conversation, result.interruptions)
             elif not self._is_over(conversation) and not conversation.open_calls():
-                await observer.store_end(_text(result.final_output))
+                await observer.store_end(as_text(result.final_output))
             # What the SDK left open it did not want to run, or runs when a person agrees.
             self._leave_dead(conversation)
             # Hooks at the end may have changed it.
@@ -296,7 +292,7 @@ class OpenAITurn:
         call, journal = opened.call, self._run.journal
         row = conversation.approvals.get(call.key)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
-            return _result_of(opened, await journal.decided(call, answer))
+            return opened.result(await journal.decided(call, answer))
         decision = None if row is None else approvals.decision_of(row)
         edited = decision is not None and decision.type is DecisionType.EDIT
         if decision is not None and edited:
@@ -306,7 +302,7 @@ class OpenAITurn:
             with journal.body(call):
                 outcome = await self._body(call, opened)
             await journal.done(call, outcome, conversation.keep(await self._context(), number=self._number))
-        return _result_of(opened, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
+        return opened.result(outcome, _EDITED.format(arguments=as_text(call.arguments)) if edited else "")
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
         await self._servers.ready()
@@ -323,8 +319,8 @@ class OpenAITurn:
         if row is not None and row.status is ApprovalStatus.OPEN:
             row = row._replace(status=ApprovalStatus.CLOSED)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
-            return _result_of(opened, await self._run.journal.decided(opened.call, answer))
-        return _result_of(opened, await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
+            return opened.result(await self._run.journal.decided(opened.call, answer))
+        return opened.result(await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
 
     # Small things ---------------------------------------------------------------------------------------------------
 
@@ -366,7 +362,7 @@ class OpenAITurn:
         said = last.message
         return output(
             text=said.text,
-            messages=[entry.message.as_json() for entry in _since_user(conversation)],
+            messages=[entry.message.as_json() for entry in conversation.turn],
             usage=self._count(conversation),
             stop_reason=said.stop.value,
             final_output=self._structured(last),
@@ -385,15 +381,15 @@ class OpenAITurn:
 
     def _count(self, conversation: Conversation) -> dict[str, int]:
         """Add up what the run used, for its record."""
-        usage = total(entry.message.usage for entry in _since_user(conversation))
+        usage = total(entry.message.usage for entry in conversation.turn)
         self._run.context.usage = usage or None
         return usage
 
 
-def _since_user(conversation: Conversation) -> list[Entry]:
-    found = conversation.entries
-    users = [index for index, entry in enumerate(found) if entry.message.role is Role.USER]
-    return found[users[-1] + 1 :] if users else found
+def _tool_users(conversation: Conversation) -> set[str]:
+    """Name the agents that called a tool since the user spoke."""
+    said = [entry for entry in conversation.turn if any(uses_tool(item) for item in entry.items)]
+    return {entry.note["agent"] for entry in said if "agent" in entry.note}
 
 
 def _new_id() -> str:
@@ -402,14 +398,3 @@ def _new_id() -> str:
 
 def _too_many(limit: int) -> RunFailed:
     return RunFailed("max_turns", f"the run called the model {limit} times without coming to an end")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
-
-
-def _result_of(opened: OpenCall, outcome: Outcome, preface: str = "") -> tuple[str, Item]:
-    """Make the stored result of a call: what its tool gave, as the model is told it, or why there is none."""
-    value = outcome.output if outcome.value is None else outcome.value
-    told = preface + _text(value) if preface or not isinstance(value, str | list) else value
-    return f"{opened.call.key}:result", output_of(opened.item, told)
