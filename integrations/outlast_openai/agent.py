@@ -56,6 +56,7 @@ class OpenAIAgent(DurableAgent):
     ) -> None:
         super().__init__(name=name or "agent", rerun_safe=rerun_safe, config_keys=config_keys)
         seams.check()
+        seams.tap()
         self.agent = agent
         self._graph = Graph(agent)
         self._servers = Servers(self._graph.servers)

@@ -37,6 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+_UNSENT = {StopReason.REFUSED, StopReason.CONTENT_FILTER}
+"""What stopped so is kept for people; no model sees it again."""
 _REASONING = {"response.reasoning_summary_text.delta", "response.reasoning_text.delta"}
 
 
@@ -50,6 +52,8 @@ class Response:
     stop: StopReason = StopReason.UNKNOWN
     usage: dict[str, int] = field(default_factory=dict)
     id: str | None = None
+    made: object = None
+    """What the SDK made of its beginning."""
     terminal: Any = None
     over: bool = False
     """Its end was told."""
@@ -99,6 +103,7 @@ class Observer(RunHooks[Any]):
         self.failure: Exception | None = None
         """What went wrong in outlast's own part, or in the user's hooks."""
         self.response: Response | None = None
+        self.finishes: seams.Finishes = []
         self._run, self._graph, self._conversation, self._context = run, graph, conversation, context
         self._hooks: RunHooks[Any] = hooks or RunHooks()
         self._config = config
@@ -132,9 +137,8 @@ class Observer(RunHooks[Any]):
         await self._seen.wait()
         said.items = [dict(item) for item in response.to_input_items()]
         said.id, said.usage = response.response_id, _usage(response)
-        said.stop = stop_of_response(
-            "completed", None, refused=_refused(said.items), calls=any(is_call(item) for item in said.items)
-        )
+        calls = any(is_call(item) for item in said.items)
+        said.stop = stop_of_response("completed", finish=self._finish(said), refused=_refused(said.items), calls=calls)
         _complete(self._run, said)
         if said.stop is StopReason.TOOL_CALLS:
             await self._store_calls(said)
@@ -187,6 +191,8 @@ class Observer(RunHooks[Any]):
 
     def _raw(self, said: Response, event: Any) -> None:
         events, message = self._run.events, said.message
+        if event.type == "response.created":
+            said.made = event.response
         match event.type:
             case "response.created" if message.parts:
                 # The SDK tries once more, from the beginning.
@@ -255,7 +261,7 @@ class Observer(RunHooks[Any]):
         said, contents, events, parts = self.response, list[tuple[str, Item]](), list[Event](), list[Any]()
         kept = [item for item in given if not is_output(item)]
         if said is not None and kept and not said.over:
-            contents += said.contents(kept)
+            contents += said.contents([], unsent=kept) if said.stop in _UNSENT else said.contents(kept)
             events += self._finished(said)
         elif said is not None:
             new = [item for item in kept if not is_call(item) and all(_bare(item) != _bare(one) for one in said.items)]
@@ -311,15 +317,29 @@ class Observer(RunHooks[Any]):
             said.id = said.terminal.id
             output = ModelResponse(output=said.terminal.output, usage=Usage(), response_id=None).to_input_items()
             said.items = [dict(item) for item in output if item.get("role") == "assistant"]
-        elif said.stop is not StopReason.REFUSED:
+        elif self._finish(said) == "length":
+            said.stop = StopReason.MAX_OUTPUT
+        elif said.stop not in _UNSENT:
             return False
-        if said.stop is StopReason.MAX_OUTPUT:
-            contents = said.contents(said.items)
-        else:
-            # What was refused or filtered is kept for people; no model sees it again.
-            contents = said.contents([], unsent=said.items)
+        contents = (
+            said.contents(said.items) if said.stop is StopReason.MAX_OUTPUT else said.contents([], unsent=said.items)
+        )
         await self._write(self._finished(said), self._append(contents))
         return True
+
+    async def store_full(self) -> bool:
+        """Store that the conversation is too long. Return False for an error that came from elsewhere than the model."""
+        said = self.response
+        if said is None or said.over:
+            return False
+        said.stop = StopReason.CONTEXT_FULL
+        await self._write(self._finished(said), self._append(said.contents([])))
+        return True
+
+    def _finish(self, said: Response) -> str | None:
+        """Return why a response of Chat Completions stopped, "" where it did not say so, and None for other responses."""
+        found = (finish for made, finish in reversed(self.finishes) if made is said.made)
+        return next(found, None)
 
     async def store_end(self, text: str) -> None:
         """Note that the run is over where its items do not say so: a tool's result was the answer."""

@@ -31,7 +31,8 @@ from outlast.adapters.run import Run
 from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, repair, require_resume_point
-from outlast_openai import tools
+from outlast.core.transcript import StopReason
+from outlast_openai import seams, tools
 from outlast_openai.config import Config
 from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
@@ -42,6 +43,7 @@ from outlast_openai.observer import Observer, questions
 from outlast_openai.servers import Servers
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TOO_LONG = "context_length_exceeded"
 _EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
@@ -211,6 +213,7 @@ class OpenAITurn:
         observer = Observer(
             self._run, self._graph, conversation, await self._context(), hooks=self._options.hooks, config=config
         )
+        seams.listen(observer.finishes)
         result = Runner.run_streamed(
             self._graph.at(conversation.agent),
             [],
@@ -252,6 +255,8 @@ class OpenAITurn:
             raise _too_many(self._options.max_turns) from error
         if isinstance(error, InputGuardrailTripwireTriggered | OutputGuardrailTripwireTriggered):
             raise RunFailed("guardrail_tripped", str(error)) from error
+        if getattr(error, "code", None) == _TOO_LONG and await observer.store_full():
+            return
         if isinstance(error, OpenAIError):
             raise RunFailed("provider_error", f"{type(error).__name__}: {error}") from error
         if not (isinstance(error, AgentsException) and await observer.store_cut()):
@@ -360,6 +365,8 @@ class OpenAITurn:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""
         last = conversation.entries[-1]
         said = last.message
+        if said.stop is StopReason.CONTEXT_FULL:
+            raise RunFailed("context_full", "the conversation is too long for the model")
         return output(
             text=said.text,
             messages=[entry.message.as_json() for entry in conversation.turn],
