@@ -24,7 +24,7 @@ from outlast.adapters.outputs import total
 from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
-from outlast.core.transcript import StopReason
+from outlast.core.transcript import AWAITS, StopReason
 from outlast_openai import seams
 from outlast_openai.config import Config
 from outlast_openai.contexts import Kept
@@ -69,6 +69,8 @@ class Response:
             "response_id": self.id, **more,
         }  # fmt: skip
         head = note(response={name: value for name, value in said.items() if value})
+        if awaited := [f"{self.key}:{place}:result" for place, item in enumerate(items) if is_call(item)]:
+            head[AWAITS] = awaited
         return [(self.key, head), *((f"{self.key}:{place}", item) for place, item in enumerate(items))]
 
 
