@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -151,13 +151,19 @@ def _check_item(item: Sent) -> None:
     unknown = set(item) - _FIELDS.get(kind, set())
     if unknown:
         raise Refused(f"unknown parameters of an item of type {kind!r}: {sorted(unknown)}")
-    for name in ("arguments", "name", "call_id", "output"):
+    for name in ("arguments", "name", "call_id"):
         if not isinstance(item.get(name, ""), str):
             raise Refused(f"{name} must be text")
+    if not isinstance(output := item.get("output", ""), str):
+        _check_parts(output, _PARTS["user"])
     if kind == "message" and not isinstance(item["content"], str):
-        wrong = [part["type"] for part in item["content"] if part["type"] not in _PARTS.get(item["role"], ())]
-        if wrong or not item["content"]:
-            raise Refused(f"invalid content of the role {item['role']!r}: {wrong}")
+        _check_parts(item["content"], _PARTS.get(item["role"], set()))
+
+
+def _check_parts(parts: Sequence[Sent], kinds: Collection[str]) -> None:
+    wrong = [part["type"] for part in parts if part["type"] not in kinds]
+    if wrong or not parts:
+        raise Refused(f"invalid parts: {wrong}; supported are {sorted(kinds)}")
 
 
 def check_messages(messages: Sequence[Sent]) -> None:
@@ -168,7 +174,7 @@ def check_messages(messages: Sequence[Sent]) -> None:
             if not waiting or waiting.pop(0) != message["tool_call_id"]:
                 raise Refused("messages with role 'tool' must be a response to a preceding message with 'tool_calls'")
             if not isinstance(message["content"], str):
-                raise Refused("a tool message has text")
+                _check_parts(message["content"], {"text"})
             continue
         if waiting:
             raise Refused(f"'tool_call_ids' did not have response messages: {waiting}")
