@@ -38,6 +38,8 @@ class Provider:
         self.scripts = dict(scripts)
         self.problems: list[str] = []
         """Why it refused requests."""
+        self.failures = 0
+        """How many of the next requests are answered with an error of the server."""
         self.followers: dict[str, str] = {}
         """Reasoning items, by the ids of the items that were said behind them."""
 
@@ -78,6 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.provider.failures > 0:
+            self.provider.failures -= 1
+            self._answer(500, "application/json", json.dumps({"error": {"message": "try again"}}))
+            return
         try:
             said = self._said(body)
         except Refused as error:
