@@ -1,11 +1,13 @@
 """The programs in `examples/` that tell by themselves whether they work."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from outlast import SyncAgentClient
+from outlast.testing.serving import ServerProcess
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -32,11 +34,26 @@ def test_session_of_the_openai_agents_sdk_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="there are no examples beside an installed wheel")
-def test_agent_of_the_openai_agents_sdk_hands_over_and_refunds(tmp_path: Path) -> None:
-    pytest.importorskip("agents").set_tracing_disabled(True)
-    from outlast_openai import recognise
-
-    agent = recognise(runpy.run_path(str(EXAMPLES / "openai" / "main.py"))["agent"])
-    assert agent is not None
-    reply = agent.session("s", store=f"sqlite:///{tmp_path / 'state.db'}").sync.run("refund")
-    assert reply.text == "Your money is on its way."
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("main", ["Your money is on its way.", "What can I do for you?"]),
+        ("research", ["Tea is an old plant: six books say so."]),
+        ("approval", ["I ask somebody.", "Your money is on its way."]),
+    ],
+)
+def test_agents_of_the_openai_agents_sdk_are_served_as_they_are(tmp_path: Path, name: str, answers: list[str]) -> None:
+    pytest.importorskip("agents")
+    target, store = f"{EXAMPLES / 'openai' / name}.py:agent", f"sqlite:///{tmp_path / 'state.db'}"
+    with (
+        ServerProcess.serving(target, store, log=tmp_path / "log") as server,
+        SyncAgentClient(server.url) as client,
+    ):
+        chat = client.session("s")
+        said = [chat.run("Please.")]
+        if name == "approval":
+            (asked,) = client.approvals()
+            said.append(chat.run({"resume": {"decisions": [{"id": asked.id, "type": "approve"}]}}))
+        elif name == "main":
+            said.append(chat.run("Thanks."))
+    assert [reply.text for reply in said] == answers

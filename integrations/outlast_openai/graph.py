@@ -1,6 +1,6 @@
 """The agents that a conversation may be in, and what about them cannot be made durable."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agents import (
@@ -12,8 +12,10 @@ from agents import (
     Handoff,
     LocalShellTool,
     ProgrammaticToolCallingTool,
+    RunConfig,
     ShellTool,
 )
+from agents.mcp import MCPServer
 
 from outlast_openai import seams
 
@@ -30,6 +32,8 @@ class Graph:
     def __init__(self, root: Agent[Any]) -> None:
         self.root = root
         self.agents: dict[str, Agent[Any]] = {}
+        self.servers: list[MCPServer] = []
+        """The MCP servers of all agents, also of those that are tools."""
         for agent in _reachable(root, []):
             if agent.name in self.agents:
                 raise CannotBeDurable(
@@ -39,17 +43,23 @@ class Graph:
         for agent in self.agents.values():
             _check_tools(agent)
             _check_inner(agent, [])
+        for agent in _all(self.agents.values()):
+            for server in agent.mcp_servers:
+                _check_server(agent, server)
+                if not any(server is one for one in self.servers):
+                    self.servers.append(server)
 
-    @property
-    def warnings(self) -> list[str]:
-        """What works, but not as without a crash."""
-        return [
-            f"{agent.name}: a handoff filters or nests the history; after a crash, and in later turns, the next agent sees all"
-            for agent in self.agents.values()
-            if any(
-                isinstance(one, Handoff) and (one.input_filter or one.nest_handoff_history) for one in agent.handoffs
-            )
-        ]
+    def narrows(self, source: str, target: str, config: RunConfig | None) -> bool:
+        """Say whether an agent that is handed over to may see less, or other things, than the history."""
+        if config is not None and config.handoff_input_filter is not None:
+            return True
+        nests = config is not None and config.nest_handoff_history
+        for one in self.at(source).handoffs:
+            if isinstance(one, Handoff) and one.agent_name == target:
+                if one.input_filter is not None:
+                    return True
+                nests = nests if one.nest_handoff_history is None else one.nest_handoff_history
+        return nests
 
     def at(self, name: str | None) -> Agent[Any]:
         """Return the agent of a name, or the first one for a name that is not there any more."""
@@ -71,6 +81,25 @@ def _reachable(agent: Agent[Any], known: list[Agent[Any]]) -> list[Agent[Any]]:
     for next_agent in _targets(agent):
         _reachable(next_agent, known)
     return known
+
+
+def _all(agents: Iterable[Agent[Any]]) -> list[Agent[Any]]:
+    """Return these agents, those that are tools of them, and those that are reached from there."""
+    known: list[Agent[Any]] = []
+    for agent in agents:
+        _reachable(agent, known)
+    for agent in known:  # it grows
+        for inner in seams.agents_in_tools(agent):
+            _reachable(inner, known)
+    return known
+
+
+def _check_server(agent: Agent[Any], server: MCPServer) -> None:
+    if getattr(server, "max_retry_attempts", 0):
+        raise CannotBeDurable(
+            f"{agent.name}: the MCP server {server.name!r} has max_retry_attempts: a call whose answer was lost would be "
+            "sent again; leave it out, outlast connects again by itself"
+        )
 
 
 def _targets(agent: Agent[Any]) -> Iterator[Agent[Any]]:

@@ -1,17 +1,19 @@
 """A conversation that is kept as the SDK's items: what of it is open, who speaks next, what a model may see."""
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from outlast.adapters.history import History
 from outlast.adapters.items import StoredItems
-from outlast.adapters.journal import ToolCall
+from outlast.adapters.journal import Outcome, ToolCall
 from outlast.core import jsontext
 from outlast.core.errors import InvalidRequest
 from outlast.core.records import Approval, ApprovalStatus
-from outlast.core.transcript import Message, last_answer, open_calls
-from outlast_openai.items import Item, is_note
+from outlast.core.transcript import Message, Role, last_answer, open_calls
+from outlast_openai.contexts import Kept
+from outlast_openai.items import Item, as_text, is_note, note, output_of
 from outlast_openai.messages import Entry, Row, entries, for_model
 
 Contents = Sequence[tuple[str, Item]]
@@ -24,6 +26,12 @@ class OpenCall(NamedTuple):
     item: Item
     agent: str | None
     """Who asked for it."""
+
+    def result(self, outcome: Outcome, preface: str = "") -> tuple[str, Item]:
+        """Return its row: what its tool gave, as the model is told it, or why there is none."""
+        value = outcome.output if outcome.value is None else outcome.value
+        told = preface + as_text(value) if preface or not isinstance(value, str | list) else value
+        return f"{self.call.key}:result", output_of(self.item, told)
 
 
 class Conversation:
@@ -66,8 +74,31 @@ class Conversation:
             (row.item["agent"] for row in reversed(self.rows) if "agent" in row.item and is_note(row.item)), None
         )
 
+    @property
+    def context(self) -> Any:
+        """What the session has of the user's context object, or None."""
+        found = (row.item["context"] for row in reversed(self.rows) if "context" in row.item and is_note(row.item))
+        return next(found, None)
+
     def for_model(self) -> list[dict[str, Any]]:
+        """Return what the model of the next response is sent.
+
+        Where a handoff of this turn narrowed that, it is what the agent behind it was sent first, and all that followed.
+        """
+        for place in range(len(self.rows) - 1, -1, -1):
+            item = self.rows[place].item
+            if "view" in item and is_note(item):
+                since = entries(self.rows[place + 1 :])
+                if not any(entry.message.role is Role.USER for entry in since):
+                    return for_model(since, item["view"])
+                break
         return for_model(self.entries)
+
+    @property
+    def turn(self) -> list[Entry]:
+        """What followed the last message of a user."""
+        users = [index for index, entry in enumerate(self.entries) if entry.message.role is Role.USER]
+        return self.entries[users[-1] + 1 :] if users else self.entries
 
     def refuse_known(self, ids: Iterable[str]) -> None:
         """Raise RunFailed for an id that is in the history, or twice among these."""
@@ -103,6 +134,11 @@ class Conversation:
     def _is_open(self, key: str) -> bool:
         row = self.approvals.get(key)
         return row is not None and row.status is ApprovalStatus.OPEN
+
+    def keep(self, context: Kept, *, number: int) -> list[Any]:
+        """Return the parts of a write that stores what is new in the context object."""
+        news = context.news()
+        return [] if news is None else self.append([(uuid.uuid4().hex, note(context=news))], number=number)
 
     def append(self, contents: Contents, *, number: int) -> list[Any]:
         """Return the parts of a write that stores items at the end, and count them in. `number` is the run's."""

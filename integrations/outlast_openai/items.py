@@ -8,6 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from outlast.core import jsontext
+
 Item = Mapping[str, Any]
 
 NOTE = "outlast.note"
@@ -39,6 +43,17 @@ def is_output(item: Item) -> bool:
     return item.get("type") in _OUTPUTS
 
 
+def uses_tool(item: Item) -> bool:
+    """Say whether an item is a call by which the SDK takes a `tool_choice` back, also one that ran at the provider."""
+    kind = item.get("type") or ""
+    return kind.endswith("_call") and kind != "tool_search_call"
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a model is told it."""
+    return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
+
+
 def output_of(call: Item, output: Any) -> dict[str, Any]:
     """Make the result of a call."""
     return {"type": CALLS[call["type"]], "call_id": call["call_id"], "output": output}
@@ -52,18 +67,26 @@ def with_ids_of_their_own(items: Sequence[Item]) -> list[dict[str, Any]]:
     """
     ids = [item["call_id"] for item in items if is_call(item)]
     total, taken, seen = Counter(ids), set(ids), Counter[str]()
-    renamed: dict[str, str] = {}
+    # Of the calls of one response that share an id, each result answers the next one.
+    waiting: dict[str, list[str]] = {}
+    same_response = False
     made = []
     for item in items:
-        if not (is_call(item) or is_output(item)):
-            made.append(dict(item))
-            continue
-        id = item["call_id"]
         if is_call(item):
+            if not same_response:
+                waiting.clear()
+            id = item["call_id"]
             seen[id] += 1
             keep = len(id) >= UNIQUE_FROM and seen[id] == total[id]
-            renamed[id] = id if keep else _unused(f"{id}_{seen[id]}", taken)
-        made.append({**item, "call_id": renamed.get(id, id)})
+            named = id if keep else _unused(f"{id}_{seen[id]}", taken)
+            waiting.setdefault(id, []).append(named)
+            made.append({**item, "call_id": named})
+        elif is_output(item):
+            names = waiting.get(item["call_id"], [item["call_id"]])
+            made.append({**item, "call_id": names.pop(0) if len(names) > 1 else names[0]})
+        else:
+            made.append(dict(item))
+        same_response = is_call(item) or item.get("type") == "reasoning"
     return made
 
 

@@ -19,6 +19,7 @@ from outlast_openai.items import Item, is_call, is_note, is_output, output_of, w
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER}
 _FAILED = (INTERRUPTED_RESULT, NOT_RUN_RESULT, CANCELLED_RESULT, NOT_APPROVED_RESULT, REJECTED_RESULT)
 _INCOMPLETE = {"max_output_tokens": StopReason.MAX_OUTPUT, "content_filter": StopReason.CONTENT_FILTER}
+_FINISHED = {"length": StopReason.MAX_OUTPUT, "content_filter": StopReason.CONTENT_FILTER}
 
 
 class Row(NamedTuple):
@@ -139,13 +140,13 @@ def _content(content: Any) -> Content:
     return [{"type": "text", "text": part["text"]} if part.get("type") == "input_text" else part for part in parts]
 
 
-def for_model(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return a history as providers accept it; what is stored stays as it is.
+def for_model(found: Sequence[Entry], before: Sequence[Item] = ()) -> list[dict[str, Any]]:
+    """Return a history, behind items a model was sent `before`, as providers accept it; what is stored stays as it is.
 
     Each call has one result right behind its response, in the order of the calls; one that is missing is the interrupted
     result. A result that answers no call is left out, and so is reasoning that nothing follows.
     """
-    sent: list[Item] = []
+    sent: list[Item] = [*before]
     starts = [at for at, entry in enumerate(found) if entry.said]
     for first, behind in zip([0, *starts], [*starts, len(found)], strict=True):
         part = list(found[first:behind])
@@ -191,10 +192,16 @@ def _part(part: Mapping[str, Any], text_kind: str) -> dict[str, Any]:
             return dict(part)
 
 
-def stop_of_response(status: str | None, reason: str | None, *, refused: bool, calls: bool) -> StopReason:
-    """Say why a response of the Responses API stopped."""
+def stop_of_response(
+    status: str | None, reason: str | None = None, *, finish: str | None = None, refused: bool, calls: bool
+) -> StopReason:
+    """Say why a response stopped: of the Responses API by its status, of Chat Completions by its `finish_reason`."""
     if status == "incomplete":
         return _INCOMPLETE.get(reason or "", StopReason.UNKNOWN)
+    if finish in _FINISHED and not calls:
+        return _FINISHED[finish]
+    if finish == "" and not calls and not refused:
+        return StopReason.UNKNOWN
     if status == "failed":
         return StopReason.ERROR
     if refused:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks
+from agents import Agent, FunctionTool, ModelResponse, RunHooks
 from agents.items import ItemHelpers, TResponseInputItem
 from agents.tool_context import ToolContext
 from agents.usage import Usage
@@ -24,8 +24,10 @@ from outlast.adapters.outputs import total
 from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
-from outlast.core.transcript import StopReason
+from outlast.core.transcript import AWAITS, StopReason
 from outlast_openai import seams
+from outlast_openai.config import Config
+from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
 from outlast_openai.items import Item, is_call, is_output, note
@@ -35,6 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+_UNSENT = {StopReason.REFUSED, StopReason.CONTENT_FILTER}
+"""What stopped so is kept for people; no model sees it again."""
 _REASONING = {"response.reasoning_summary_text.delta", "response.reasoning_text.delta"}
 
 
@@ -48,6 +52,8 @@ class Response:
     stop: StopReason = StopReason.UNKNOWN
     usage: dict[str, int] = field(default_factory=dict)
     id: str | None = None
+    made: object = None
+    """What the SDK made of its beginning."""
     terminal: Any = None
     over: bool = False
     """Its end was told."""
@@ -63,6 +69,8 @@ class Response:
             "response_id": self.id, **more,
         }  # fmt: skip
         head = note(response={name: value for name, value in said.items() if value})
+        if awaited := [f"{self.key}:{place}:result" for place, item in enumerate(items) if is_call(item)]:
+            head[AWAITS] = awaited
         return [(self.key, head), *((f"{self.key}:{place}", item) for place, item in enumerate(items))]
 
 
@@ -89,20 +97,26 @@ class Observer(RunHooks[Any]):
         run: Run,
         graph: Graph,
         conversation: Conversation,
+        context: Kept,
         *,
         hooks: RunHooks[Any] | None,
-        config: RunConfig | None,
+        config: Config,
     ) -> None:
         self.failure: Exception | None = None
         """What went wrong in outlast's own part, or in the user's hooks."""
         self.response: Response | None = None
-        self._run, self._graph, self._conversation = run, graph, conversation
+        self.finishes: seams.Finishes = []
+        self._run, self._graph, self._conversation, self._context = run, graph, conversation, context
         self._hooks: RunHooks[Any] = hooks or RunHooks()
-        execution = None if config is None else config.tool_execution
+        self._config = config
+        execution = None if config.run_config is None else config.run_config.tool_execution
         self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
         """Whether a guardrail may answer a call before a person is asked."""
         self._calls: dict[str, ToolCall] = {}
         self._next_agent: str | None = None
+        self._narrows = False
+        """Whether what the next agent sees is not the history."""
+        self._deferred: tuple[list[Event], list[tuple[str, Item]], list[Any]] | None = None
         self._usages: list[dict[str, int]] = []
         self._seen = asyncio.Event()
 
@@ -110,6 +124,8 @@ class Observer(RunHooks[Any]):
 
     @at_the_border
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        self._config.began()
+        await self.settle(self._config.model_input(input_items))
         await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
         await self._run.assured()
         self._seen.clear()
@@ -123,9 +139,8 @@ class Observer(RunHooks[Any]):
         await self._seen.wait()
         said.items = [dict(item) for item in response.to_input_items()]
         said.id, said.usage = response.response_id, _usage(response)
-        said.stop = stop_of_response(
-            "completed", None, refused=_refused(said.items), calls=any(is_call(item) for item in said.items)
-        )
+        calls = any(is_call(item) for item in said.items)
+        said.stop = stop_of_response("completed", finish=self._finish(said), refused=_refused(said.items), calls=calls)
         _complete(self._run, said)
         if said.stop is StopReason.TOOL_CALLS:
             await self._store_calls(said)
@@ -151,16 +166,18 @@ class Observer(RunHooks[Any]):
         call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
         if call is not None:
             faults.reach("tool.after_body")
-            await self._run.journal.done(call, outcome_of(context.tool_call, result))
+            await self._run.journal.done(call, outcome_of(context.tool_call, result), self._kept())
         await self._hooks.on_tool_end(context, agent, tool, result)
 
     @at_the_border
     async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
         self._next_agent = to_agent.name
+        self._narrows = self._graph.narrows(from_agent.name, to_agent.name, self._config.run_config)
         await self._hooks.on_handoff(context, from_agent, to_agent)
 
     @at_the_border
     async def on_agent_start(self, context: Any, agent: Any) -> None:
+        self._config.begin(agent)
         await self._hooks.on_agent_start(context, agent)
 
     @at_the_border
@@ -176,6 +193,8 @@ class Observer(RunHooks[Any]):
 
     def _raw(self, said: Response, event: Any) -> None:
         events, message = self._run.events, said.message
+        if event.type == "response.created":
+            said.made = event.response
         match event.type:
             case "response.created" if message.parts:
                 # The SDK tries once more, from the beginning.
@@ -244,14 +263,22 @@ class Observer(RunHooks[Any]):
         said, contents, events, parts = self.response, list[tuple[str, Item]](), list[Event](), list[Any]()
         kept = [item for item in given if not is_output(item)]
         if said is not None and kept and not said.over:
-            contents += said.contents(kept)
+            contents += said.contents([], unsent=kept) if said.stop in _UNSENT else said.contents(kept)
             events += self._finished(said)
         elif said is not None:
             new = [item for item in kept if not is_call(item) and all(_bare(item) != _bare(one) for one in said.items)]
             contents += [(f"{said.key}:more:{place}", item) for place, item in enumerate(new)]
         results = {item["call_id"]: item for item in given if is_output(item)}
-        for key, opened in self._conversation.open_calls().items():
+        open_calls = self._conversation.open_calls()
+        handoffs = [key for key, one in open_calls.items() if self._graph.is_handoff(one.agent, one.call.name)]
+        for key, opened in open_calls.items():
             item = results.get(opened.call.call_id or "")
+            if item is None and self._narrows:
+                # A filter of the next agent's input took it away; the history keeps it.
+                if key not in handoffs:
+                    contents.append(opened.result(await self._run.journal.close(opened.call, proven=True)))
+                elif key == handoffs[0]:
+                    contents.append(opened.result(Outcome("ok", jsontext.encode({"assistant": self._next_agent}))))
             if item is None:
                 continue
             contents.append((f"{key}:result", item))
@@ -262,8 +289,23 @@ class Observer(RunHooks[Any]):
         if self._next_agent is not None and said is not None:
             contents.append((f"{said.key}:agent", note(agent=self._next_agent)))
             self._next_agent = None
-        if contents:
+        if self._narrows:
+            # Not before what the next agent sees is known: a crash in between leaves the handoff open.
+            self._narrows, self._deferred = False, (events, contents, parts)
+        elif contents:
             await self._write(events, [*self._append(contents), *parts])
+
+    async def settle(self, view: Sequence[Any] | None) -> None:
+        """Store a handoff that waits for it, with what the agent behind it is sent, if the SDK came that far."""
+        if self._narrows:
+            # Its filter left nothing to store, so that the SDK stored nothing.
+            await self.turn_ended([])
+        if self._deferred is None or self.response is None:
+            return
+        (events, contents, parts), self._deferred = self._deferred, None
+        if view is not None:
+            contents.append((f"{self.response.key}:view", note(view=[dict(item) for item in view])))
+        await self._write(events, [*self._append(contents), *parts])
 
     async def store_cut(self) -> bool:
         """Store a response that the SDK throws away: refused, or cut off. Return whether there was one."""
@@ -277,15 +319,29 @@ class Observer(RunHooks[Any]):
             said.id = said.terminal.id
             output = ModelResponse(output=said.terminal.output, usage=Usage(), response_id=None).to_input_items()
             said.items = [dict(item) for item in output if item.get("role") == "assistant"]
-        elif said.stop is not StopReason.REFUSED:
+        elif self._finish(said) == "length":
+            said.stop = StopReason.MAX_OUTPUT
+        elif said.stop not in _UNSENT:
             return False
-        if said.stop is StopReason.MAX_OUTPUT:
-            contents = said.contents(said.items)
-        else:
-            # What was refused or filtered is kept for people; no model sees it again.
-            contents = said.contents([], unsent=said.items)
+        contents = (
+            said.contents(said.items) if said.stop is StopReason.MAX_OUTPUT else said.contents([], unsent=said.items)
+        )
         await self._write(self._finished(said), self._append(contents))
         return True
+
+    async def store_full(self) -> bool:
+        """Store that the conversation is too long. Return False for an error that came from elsewhere than the model."""
+        said = self.response
+        if said is None or said.over:
+            return False
+        said.stop = StopReason.CONTEXT_FULL
+        await self._write(self._finished(said), self._append(said.contents([])))
+        return True
+
+    def _finish(self, said: Response) -> str | None:
+        """Return why a response of Chat Completions stopped, "" where it did not say so, and None for other responses."""
+        found = (finish for made, finish in reversed(self.finishes) if made is said.made)
+        return next(found, None)
 
     async def store_end(self, text: str) -> None:
         """Note that the run is over where its items do not say so: a tool's result was the answer."""
@@ -306,8 +362,11 @@ class Observer(RunHooks[Any]):
     def _append(self, contents: Sequence[tuple[str, Item]]) -> list[Any]:
         return self._conversation.append(contents, number=self._run.context.lease[0])
 
+    def _kept(self) -> list[Any]:
+        return self._conversation.keep(self._context, number=self._run.context.lease[0])
+
     async def _write(self, events: Sequence[Event], parts: Sequence[Any]) -> None:
-        await self._run.context.write(events=events, parts=parts, progress=True)
+        await self._run.context.write(events=events, parts=[*parts, *self._kept()], progress=True)
 
 
 def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:

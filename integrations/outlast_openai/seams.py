@@ -3,10 +3,12 @@
 `check` looks for every such name when an agent is made, so that another SDK fails then, and not in a run.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from agents import Agent, FunctionTool, Handoff
+from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
 from agents.run_internal import tool_execution
 from agents.tool import invoke_function_tool
 from agents.tool_context import ToolContext
@@ -47,6 +49,45 @@ def agents_in_tools(agent: Agent[Any]) -> Iterator[Agent[Any]]:
 def is_agent(tool: Any) -> bool:
     """Say whether a tool is an agent, which has tools of its own."""
     return isinstance(tool, FunctionTool) and tool._is_agent_tool
+
+
+Finishes = list[tuple[object, str]]
+"""Responses of Chat Completions, as the SDK makes them up, each with the `finish_reason` of which the SDK says nothing."""
+
+_FINISHES: ContextVar[Finishes | None] = ContextVar("outlast_finishes", default=None)
+_handle_stream = ChatCmplStreamHandler.handle_stream
+
+
+def listen(finishes: Finishes) -> None:
+    """Have the SDK's runs that begin in this context note why Chat Completions stopped."""
+    _FINISHES.set(finishes)
+
+
+async def _noting_stream(
+    response: object, stream: AsyncIterator[Any], *more: Any, **options: Any
+) -> AsyncIterator[Any]:
+    """Read a stream as the SDK does; where nobody listens, it is just that."""
+    finishes = _FINISHES.get()
+    if finishes is None:
+        noted = stream
+    else:
+        finishes.append((response, ""))
+        noted = _noted(finishes, len(finishes) - 1, response, stream)
+    async for event in _handle_stream(response, noted, *more, **options):  # type: ignore[arg-type]  # it only iterates
+        yield event
+
+
+async def _noted(finishes: Finishes, place: int, response: object, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for chunk in stream:
+        for choice in chunk.choices:
+            if choice.index == 0 and choice.finish_reason is not None:
+                finishes[place] = response, choice.finish_reason
+        yield chunk
+
+
+def tap() -> None:
+    """Put the note-taking into the SDK's class, once; a model of the user has no place for it, and stays as it is."""
+    ChatCmplStreamHandler.handle_stream = staticmethod(_noting_stream)  # type: ignore[method-assign]
 
 
 async def invoke(tool: FunctionTool, context: ToolContext[Any], agent: Agent[Any], arguments: str) -> Any:

@@ -5,9 +5,10 @@ is resumed. Calls that are open by then are answered first, from the journal or 
 """
 
 import asyncio
+import inspect
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -27,19 +28,22 @@ from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
-from outlast.core import jsontext
-from outlast.core.errors import AgentResumeError, RunFailed
+from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.resume import ResumeKind, repair, require_resume_point
-from outlast.core.transcript import Role
-from outlast_openai import tools
+from outlast.core.transcript import StopReason
+from outlast_openai import seams, tools
+from outlast_openai.config import Config
+from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
-from outlast_openai.items import Item, note, output_of
+from outlast_openai.items import Item, as_text, note, uses_tool
 from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
+from outlast_openai.servers import Servers
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TOO_LONG = "context_length_exceeded"
 _EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
@@ -50,6 +54,8 @@ class Options:
     run_config: RunConfig | None
     hooks: RunHooks[Any] | None
     max_turns: int
+    context_factory: Callable[[Any], Any] | None
+    contexts: Contexts
 
 
 class RunSession:
@@ -80,10 +86,16 @@ class OpenAITurn:
     """What the SDK does for one run: of new messages, of decisions, or, with neither, of a resume."""
 
     def __init__(
-        self, graph: Graph, run: Run, input: Messages | Sequence[Decision] | None, options: Options, context: Any
+        self,
+        graph: Graph,
+        run: Run,
+        input: Messages | Sequence[Decision] | None,
+        options: Options,
+        servers: Servers,
     ) -> None:
+        self._servers = servers
         self._graph, self._run, self._input, self._options = graph, run, input, options
-        self._make_context, self._context = context, None
+        self._kept: Kept | None = None
         self._loaded: Conversation | None = None
 
     # What the history says ------------------------------------------------------------------------------------------
@@ -170,6 +182,7 @@ class OpenAITurn:
     # The loop -------------------------------------------------------------------------------------------------------
 
     async def _go(self, conversation: Conversation) -> Result:
+        lost_at = -1
         while True:
             await self._answer_calls(conversation)
             if waiting := self._waiting(conversation):
@@ -178,24 +191,37 @@ class OpenAITurn:
                 return approvals.interrupt(waiting, asked.message.text, _told(conversation))
             if self._is_over(conversation):
                 return self._result(conversation)
-            await self._drive(conversation)
+            await self._servers.ready()
+            before = len(conversation.rows)
+            try:
+                await self._drive(conversation)
+            except (RunFailed, LeaseLost):
+                raise
+            except Exception:
+                # A server that restarts in the middle breaks the run of the SDK, and not the conversation.
+                if lost_at == before or not await self._servers.ready():
+                    raise
+                lost_at = before
+                self._leave_dead(conversation)
 
     async def _drive(self, conversation: Conversation) -> None:
         """Have the SDK go on from the history until it is done, fails, or needs a person."""
         spoken = sum(entry.said and entry.rows[0].number == self._number for entry in conversation.entries)
         if spoken >= self._options.max_turns:
             raise _too_many(self._options.max_turns)
+        config = Config(self._options.run_config, _tool_users(conversation))
         observer = Observer(
-            self._run, self._graph, conversation, hooks=self._options.hooks, config=self._options.run_config
+            self._run, self._graph, conversation, await self._context(), hooks=self._options.hooks, config=config
         )
+        seams.listen(observer.finishes)
         result = Runner.run_streamed(
             self._graph.at(conversation.agent),
             [],
             session=RunSession(self._run.history.thread, conversation, observer),
             hooks=observer,
             max_turns=self._options.max_turns - spoken,
-            context=await self._user_context(),
-            run_config=self._options.run_config,
+            context=(await self._context()).value,
+            run_config=config.run_config,
         )
         try:
             async with aclosing(cast(Any, result.stream_events())) as events:
@@ -207,14 +233,17 @@ class OpenAITurn:
                     result.cancel()
                     raise
         except Exception as error:  # noqa: BLE001 - the SDK raises what models and tools raise
+            await observer.settle(result.to_input_list(mode="normalized"))
             await self._failed(observer, error)
         else:
             if result.interruptions:
                 await self._ask(conversation, result.interruptions)
             elif not self._is_over(conversation) and not conversation.open_calls():
-                await observer.store_end(_text(result.final_output))
+                await observer.store_end(as_text(result.final_output))
             # What the SDK left open it did not want to run, or runs when a person agrees.
             self._leave_dead(conversation)
+            # Hooks at the end may have changed it.
+            await self._append([], conversation.keep(await self._context(), number=self._number))
         finally:
             observer.end()
 
@@ -226,6 +255,8 @@ class OpenAITurn:
             raise _too_many(self._options.max_turns) from error
         if isinstance(error, InputGuardrailTripwireTriggered | OutputGuardrailTripwireTriggered):
             raise RunFailed("guardrail_tripped", str(error)) from error
+        if getattr(error, "code", None) == _TOO_LONG and await observer.store_full():
+            return
         if isinstance(error, OpenAIError):
             raise RunFailed("provider_error", f"{type(error).__name__}: {error}") from error
         if not (isinstance(error, AgentsException) and await observer.store_cut()):
@@ -266,7 +297,7 @@ class OpenAITurn:
         call, journal = opened.call, self._run.journal
         row = conversation.approvals.get(call.key)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
-            return _result_of(opened, await journal.decided(call, answer))
+            return opened.result(await journal.decided(call, answer))
         decision = None if row is None else approvals.decision_of(row)
         edited = decision is not None and decision.type is DecisionType.EDIT
         if decision is not None and edited:
@@ -275,12 +306,13 @@ class OpenAITurn:
         if outcome is None:
             with journal.body(call):
                 outcome = await self._body(call, opened)
-            await journal.done(call, outcome)
-        return _result_of(opened, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
+            await journal.done(call, outcome, conversation.keep(await self._context(), number=self._number))
+        return opened.result(outcome, _EDITED.format(arguments=as_text(call.arguments)) if edited else "")
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
+        await self._servers.ready()
         return await tools.body(
-            self._run, self._graph.at(opened.agent), call, opened.item, context=await self._user_context(),
+            self._run, self._graph.at(opened.agent), call, opened.item, context=(await self._context()).value,
             config=self._options.run_config, hooks=self._options.hooks,
         )  # fmt: skip
 
@@ -292,8 +324,8 @@ class OpenAITurn:
         if row is not None and row.status is ApprovalStatus.OPEN:
             row = row._replace(status=ApprovalStatus.CLOSED)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
-            return _result_of(opened, await self._run.journal.decided(opened.call, answer))
-        return _result_of(opened, await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
+            return opened.result(await self._run.journal.decided(opened.call, answer))
+        return opened.result(await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
 
     # Small things ---------------------------------------------------------------------------------------------------
 
@@ -306,13 +338,14 @@ class OpenAITurn:
             self._loaded = await Conversation.load(self._run.history)
         return self._loaded
 
-    async def _user_context(self) -> Any:
+    async def _context(self) -> Kept:
         """Make the context object of the user, once an attempt."""
-        if self._make_context is not None:
-            made = self._make_context(self._run.context)
-            self._context = await made if asyncio.iscoroutine(made) else made
-            self._make_context = None
-        return self._context
+        if self._kept is None:
+            make = self._options.context_factory
+            made = None if make is None else make(self._run.context)
+            made = await made if inspect.isawaitable(made) else made
+            self._kept = self._options.contexts.kept(made, (await self._conversation()).context)
+        return self._kept
 
     async def _append(self, contents: Sequence[tuple[str, Item]], parts: Sequence[Any] = ()) -> None:
         if contents or parts:
@@ -332,6 +365,8 @@ class OpenAITurn:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""
         last = conversation.entries[-1]
         said = last.message
+        if said.stop is StopReason.CONTEXT_FULL:
+            raise RunFailed("context_full", "the conversation is too long for the model")
         return output(
             text=said.text,
             messages=_told(conversation),
@@ -353,19 +388,19 @@ class OpenAITurn:
 
     def _count(self, conversation: Conversation) -> dict[str, int]:
         """Add up what the run used, for its record."""
-        usage = total(entry.message.usage for entry in _since_user(conversation))
+        usage = total(entry.message.usage for entry in conversation.turn)
         self._run.context.usage = usage or None
         return usage
 
 
 def _told(conversation: Conversation) -> list[Item]:
-    return [entry.message.as_json() for entry in _since_user(conversation)]
+    return [entry.message.as_json() for entry in conversation.turn]
 
 
-def _since_user(conversation: Conversation) -> list[Entry]:
-    found = conversation.entries
-    users = [index for index, entry in enumerate(found) if entry.message.role is Role.USER]
-    return found[users[-1] + 1 :] if users else found
+def _tool_users(conversation: Conversation) -> set[str]:
+    """Name the agents that called a tool since the user spoke."""
+    said = [entry for entry in conversation.turn if any(uses_tool(item) for item in entry.items)]
+    return {entry.note["agent"] for entry in said if "agent" in entry.note}
 
 
 def _new_id() -> str:
@@ -374,14 +409,3 @@ def _new_id() -> str:
 
 def _too_many(limit: int) -> RunFailed:
     return RunFailed("max_turns", f"the run called the model {limit} times without coming to an end")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
-
-
-def _result_of(opened: OpenCall, outcome: Outcome, preface: str = "") -> tuple[str, Item]:
-    """Make the stored result of a call: what its tool gave, as the model is told it, or why there is none."""
-    value = outcome.output if outcome.value is None else outcome.value
-    told = preface + _text(value) if preface or not isinstance(value, str | list) else value
-    return f"{opened.call.key}:result", output_of(opened.item, told)

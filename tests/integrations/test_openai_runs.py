@@ -554,3 +554,32 @@ def test_server_takes_an_agent_as_it_is(store_url: str) -> None:
         ).json()
         assert (answer["status"], answer["output"]["text"]) == ("completed", "Blue.")
         assert client.get("/api/sessions/s/resume-point").json() == {"active": None, "point": None}
+
+
+async def test_fork_leaves_out_a_step_that_is_under_way(local: LocalStore) -> None:
+    """A copy made while tools run has no call of theirs; one made behind them has them with their results."""
+    reached = [asyncio.Event(), asyncio.Event()]
+    go_on = [asyncio.Event(), asyncio.Event()]
+
+    @function_tool
+    async def wait(number: int) -> str:
+        """Wait."""
+        reached[number].set()
+        await go_on[number].wait()
+        return f"waited {number}"
+
+    steps = [Say("First.", [call("wait", f"call_{number}", number=number)]) for number in range(2)]
+    agent = OpenAIAgent(Agent(name="a", model=script(*steps, "Done."), tools=[wait]))
+    run = asyncio.create_task(agent.session("s", store=local).run("go"))
+    for number in range(2):
+        await reached[number].wait()
+        await SessionStore(local).fork("s", f"copy {number}")
+        go_on[number].set()
+    await run
+    await SessionStore(local).fork("s", "whole")
+    for copy, calls in (("copy 0", []), ("copy 1", ["call_0"]), ("whole", ["call_0", "call_1"])):
+        kept = await items(local, copy)
+        assert [one["call_id"] for one in kept if "arguments" in one] == calls
+        assert [one["call_id"] for one in kept if "output" in one] == calls
+        if copy != "whole":
+            assert (await agent.session(copy, store=local).resume()).text == "Done."

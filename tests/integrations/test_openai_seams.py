@@ -111,8 +111,3 @@ BY_HAND = Handoff[Any, Any]("go", "Go.", {}, on_invoke_handoff=lead, agent_name=
 def test_what_would_break_the_promise_is_refused_with_the_way_out(agent: Agent[Any], reason: str) -> None:
     with pytest.raises(CannotBeDurable, match=reason):
         OpenAIAgent(agent)
-
-
-def test_filtered_handoff_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    OpenAIAgent(Agent[Any](name="a", handoffs=[handoff(Agent[Any](name="b"), input_filter=lambda data: data)]))
-    assert "the next agent sees all" in caplog.text

@@ -6,11 +6,13 @@ settings, of which the call wins; popping takes the last item, in the reverse or
 leaves nothing and the session usable; sessions do not see each other, whatever their names hold; text of any language,
 quotes and SQL survive; adding nothing does nothing; items added at the same time are all there, those of one call
 together; a run remembers the one before, also when it has tools, is synchronous or streamed; a list as input works; a
-callback merges history and input; without a session nothing is remembered; an encrypted session wraps it.
+callback merges history and input; without a session nothing is remembered; an encrypted session wraps it; what is older
+than a time to live is not returned; usage is stored and added up; several processes may append at the same time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,8 +24,10 @@ from agents.memory import Session, SessionSettings
 
 from outlast.adapters import LocalStore, open_store
 from outlast.core.errors import NotFound
+from outlast.sessions import SessionStore
+from outlast.testing.kill import KillHarness
 from outlast.testing.scripted import History, Say, Script, ScriptedCall
-from outlast_openai import StoreSession
+from outlast_openai import OpenAIAgent, StoreSession, session
 from outlast_openai.testing import ScriptModel
 
 pytestmark = pytest.mark.anyio
@@ -193,3 +197,75 @@ async def test_encrypted_session_wraps_it(local: LocalStore) -> None:
     await session.add_items(ITEMS)
     assert await session.get_items() == ITEMS
     assert "Z\u00fcrich" not in str(await StoreSession("s", local).get_items())
+
+
+async def test_turns_that_are_too_old_are_not_returned(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeps = StoreSession("s", local, ttl=timedelta(hours=1))
+    await keeps.add_items(ITEMS)
+    assert await keeps.get_items() == ITEMS
+    stored = [one.created_at async for one in SessionStore(local).items("s")]
+    monkeypatch.setattr(session, "now_ms", lambda: stored[-1] + 3_600_000 + 1)
+    assert await keeps.get_items() == []
+    assert await StoreSession("s", local).get_items() == ITEMS
+    monkeypatch.undo()
+    while session.now_ms() <= stored[-1] + 1:
+        await asyncio.sleep(0)
+    await keeps.add_items([user("Again."), {"role": "assistant", "content": "Hm."}])
+    monkeypatch.setattr(session, "now_ms", lambda: stored[-1] + 3_600_000)
+    assert await texts(keeps) == ["Again.", "Hm."]
+
+
+async def test_usage_of_runs_is_added_up(local: LocalStore) -> None:
+    conversation = StoreSession("s", local)
+    assert await conversation.get_session_usage() == {
+        "requests": 0, "input_tokens": 0, "output_tokens": 0, "total_tokens": 0
+    }  # fmt: skip
+    await conversation.store_run_usage(await Runner.run(assistant([]), "Look.", session=conversation))
+    await OpenAIAgent(assistant([])).session("s", store=local).run("Look.")
+    used = await conversation.get_session_usage()
+    assert used == {"requests": 4, "input_tokens": 4, "output_tokens": 4, "total_tokens": 8}
+    assert len(await conversation.get_items()) == 8
+    popped: Any = await conversation.pop_item()
+    assert popped["role"] == "assistant"
+
+
+async def append(url: str, name: str, turns: int) -> None:
+    async with open_store(url) as store:
+        conversation = StoreSession("s", store)
+        for turn in range(turns):
+            await conversation.add_items([user(f"{name} {turn}"), {"role": "assistant", "content": f"{name} {turn}"}])
+
+
+async def talk(url: str, name: str, turns: int) -> list[str]:
+    """Run an agent in a session that another process runs it in too, each waiting for the other."""
+    async with open_store(url) as store:
+        chat = OpenAIAgent(Agent(name="a", model=ScriptModel(Script("Hello.")))).session("s", store=store)
+        return [(await chat.run(f"{name} {turn}", wait=60)).text for turn in range(turns)]
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[KillHarness]:
+    with KillHarness(preload=[__file__], timeout_seconds=60) as harness:
+        yield harness
+
+
+@pytest.mark.parametrize("scenario", [append, talk])
+def test_two_processes_share_a_session(harness: KillHarness, store_url: str, scenario: Any) -> None:
+    """Nothing is lost; what one process added at once, or one run said, is not interleaved with what the other did."""
+    names = ("ann", "bob")
+    cases = [harness.start(scenario, {"url": store_url, "name": name, "turns": 8}) for name in names]
+    for case in cases:
+        assert case.wait().error is None
+
+    async def items() -> list[Any]:
+        async with open_store(store_url) as store:
+            return list(await StoreSession("s", store).get_items())
+
+    found = asyncio.run(items())
+    said = [item["content"] for item in found if item["role"] == "user"]
+    assert sorted(said) == sorted(f"{name} {turn}" for name in names for turn in range(8))
+    assert [item["role"] for item in found] == ["user", "assistant"] * 16
+    if scenario is append:
+        assert all(a["content"] == b["content"] for a, b in zip(found[::2], found[1::2], strict=True))
+    for name in names:
+        assert [text for text in said if text.startswith(name)] == [f"{name} {turn}" for turn in range(8)]

@@ -1,10 +1,7 @@
-"""The SDK's own models of both wires against a local provider that takes only well-formed conversations, killed and not."""
+"""The SDK's own models of both wires, against a provider on this machine that takes only well-formed conversations."""
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,187 +11,162 @@ pytest.importorskip("agents")
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from outlast import open_store
-from outlast.testing.effects import EffectsLog
-from outlast.testing.kill import KillAt, KillHarness
+from outlast import AgentResumeError
+from outlast.adapters import LocalStore
+from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind
+from outlast.testing.scripted import History, Say, Script, ScriptedCall
 from outlast_openai import OpenAIAgent
+from outlast_openai.provider import Provider, Refused, check_items, check_messages
 
-ID = "5f0d8f3c-0d0b-4a53-9d7f-5f5f3a9c1b11"
+pytestmark = pytest.mark.anyio
+
 MODELS = {"responses": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
 
 set_tracing_disabled(True)
 
 
-# The provider ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(params=MODELS)
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def problem_of_responses(items: list[Any]) -> str | None:
-    """Say what the Responses API would refuse: an open call, a result without one, reasoning that nothing follows."""
-    calls, results = [], []
-    for place, item in enumerate(items):
-        kind = item.get("type", "message")
-        if kind == "function_call":
-            calls.append(item["call_id"])
-        elif kind == "function_call_output":
-            results.append(item["call_id"])
-        elif results != calls:
-            return f"no tool output found for {set(calls) - set(results)}"
-        if kind == "reasoning" and items[place + 1 : place + 2] == []:
-            return "reasoning was provided without its required following item"
-    ids = [item["id"] for item in items if item.get("id")]
-    if len(ids) != len(set(ids)):
-        return "duplicate item"
-    return None if results == calls and len(set(calls)) == len(calls) else f"calls {calls}, results {results}"
+@asynccontextmanager
+async def talking(
+    local: LocalStore, wire: str, *answers: Say | str, views: list[History] | None = None
+) -> AsyncIterator[Any]:
+    """Give a chat with a model that says things over a wire, and see that it was never sent what it would refuse."""
+    script = Script(*answers, on_call=None if views is None else views.append)
+    with Provider({"m": script}) as provider:
+        async with AsyncOpenAI(api_key="none", base_url=provider.url, max_retries=0) as client:
+
+            @function_tool
+            def look(at: str) -> str:
+                """Look."""
+                return f"{at} seen"
+
+            agent = Agent[Any](name="a", model=MODELS[wire]("m", openai_client=client), tools=[look])
+            yield OpenAIAgent(agent).session("s", store=local)
+        assert provider.problems == []
 
 
-def problem_of_chat(messages: list[Any]) -> str | None:
-    """Say what the Chat Completions API would refuse."""
-    expected: list[str] = []
-    for message in messages:
-        if message["role"] == "tool":
-            if not expected or expected.pop(0) != message["tool_call_id"]:
-                return "a tool message must follow its tool call"
-        elif expected:
-            return f"these tool calls have no response: {expected}"
-        expected += [call["id"] for call in message.get("tool_calls", ())]
-    return f"these tool calls have no response: {expected}" if expected else None
+async def test_parallel_calls_and_another_turn(local: LocalStore, wire: str) -> None:
+    calls = [ScriptedCall("look", {"at": at}, f"call_{at}") for at in ("sky", "sea")]
+    async with talking(local, wire, Say("Wait.", calls), "Blue.") as chat:
+        assert [(await chat.run(text)).text for text in ("look", "again")] == ["Blue.", "Blue."]
 
 
-def responses_events(turn: int) -> Iterator[dict[str, Any]]:
-    if turn == 0:
-        output: list[dict[str, Any]] = [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ENC"}]
-        output += [
-            {"type": "function_call", "id": f"fc_{one}", "call_id": f"call_{one}_of_a_long_name", "name": "pay",
-             "arguments": json.dumps({"x": one}), "status": "completed"}
-            for one in (1, 2)
-        ]  # fmt: skip
-    else:
-        content = [{"type": "output_text", "text": "All is paid.", "annotations": []}]
-        output = [
-            {"type": "message", "id": f"msg_{turn}", "role": "assistant", "status": "completed", "content": content}
-        ]
-    usage = {
-        "input_tokens": 1, "output_tokens": 1, "total_tokens": 2, "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }  # fmt: skip
-    response = {
-        "id": f"resp_{turn}", "object": "response", "created_at": 1, "status": "completed", "model": "m", "output": output,
-        "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage,
-    }  # fmt: skip
-    for place, item in enumerate(output):
-        yield {"type": "response.output_item.added", "output_index": place, "item": item, "sequence_number": place}
-        yield {"type": "response.output_item.done", "output_index": place, "item": item, "sequence_number": place}
-    yield {"type": "response.completed", "sequence_number": 9, "response": response}
+CUTS = [
+    (Say("The three rea", stop_reason="length"), ResumeKind.CONTINUE_RESPONSE, CONTINUE_TEXT),
+    (Say(stop_reason="length"), ResumeKind.RETRY_RESPONSE, RETRY_TEXT),
+]
 
 
-def chat_events(turn: int) -> Iterator[dict[str, Any]]:
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return {
-            "id": f"chat_{turn}",
-            "object": "chat.completion.chunk",
-            "created": 1,
-            "model": "m",
-            "choices": [choice],
-        }
-
-    if turn == 0:
-        for place, one in enumerate((1, 2)):
-            function = {"name": "pay", "arguments": json.dumps({"x": one})}
-            asked = {"index": place, "id": f"call_{one}_of_a_long_name", "type": "function", "function": function}
-            yield chunk({"role": "assistant", "tool_calls": [asked]})
-        yield chunk({}, "tool_calls")
-    else:
-        yield chunk({"role": "assistant", "content": "All is "})
-        yield chunk({"content": "paid."})
-        yield chunk({}, "stop")
-
-
-class Provider(BaseHTTPRequestHandler):
-    """Asks for two tools at once, then says that all is paid; answers 400 to a conversation that is not well formed."""
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        history = body.get("input") or body["messages"]
-        problem = (problem_of_responses if "input" in body else problem_of_chat)(history)
-        if problem is not None:
-            self._answer(400, "application/json", json.dumps({"error": {"message": problem, "code": "invalid"}}))
-            return
-        turn = int("_of_a_long_name" in json.dumps(history))
-        events = (responses_events if "input" in body else chat_events)(turn)
-        self._answer(200, "text/event-stream", "".join(f"data: {json.dumps(event)}\n\n" for event in events))
-
-    def _answer(self, status: int, kind: str, text: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
-async def run(url: str, folder: str, wire: str, provider: str) -> Any:
-    effects = EffectsLog(Path(folder) / "effects")
-
-    @function_tool
-    async def pay(x: int) -> str:
-        """Pay."""
-        effects.append(f"pay {x}")
-        return f"paid {x}"
-
-    async with AsyncOpenAI(api_key="none", base_url=provider, max_retries=0) as client, open_store(url) as store:
-        model = MODELS[wire]("m", openai_client=client)
-        chat = OpenAIAgent(Agent(name="a", model=model, tools=[pay])).session("s", store=store)
-        paid, thanked = await chat.run("pay", id=ID), await chat.run("thanks")
-        calls = [call["id"] for message in paid.messages for call in message.get("tool_calls", ())]
-        return {"said": [paid.text, thanked.text], "calls": calls}
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[KillHarness]:
-    with KillHarness(preload=[__file__], timeout_seconds=20) as harness:
-        yield harness
-
-
-@pytest.mark.parametrize("wire", MODELS)
-@pytest.mark.parametrize(
-    "place",
-    [
-        None,
-        KillAt("items.after_commit", 1),
-        KillAt("items.after_commit", 2),
-        KillAt("journal.started.after_commit", 1),
-        KillAt("journal.done.after_commit", 1),
-        KillAt("items.before_commit", 3),
-        KillAt("items.after_commit", 3),
-        KillAt("finish.before_commit", 1),
-    ],
-    ids=str,
-)
-def test_provider_takes_every_conversation(
-    harness: KillHarness, provider: str, tmp_path: Path, wire: str, place: KillAt | None
+@pytest.mark.parametrize(("cut", "kind", "told"), CUTS, ids=["text", "nothing"])
+async def test_answer_cut_by_the_output_limit_is_gone_on_from(
+    local: LocalStore, wire: str, cut: Say, kind: ResumeKind, told: str
 ) -> None:
-    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path), "wire": wire, "provider": provider}
-    if place is not None:
-        assert harness.run(run, where, kill=place).killed
-    result = harness.run(run, where).result
-    assert result == {
-        "said": ["All is paid."] * 2,
-        "calls": ["call_1_of_a_long_name", "call_2_of_a_long_name"],
-    }
-    effects = EffectsLog(tmp_path / "effects").read()
-    assert len(effects) == len(set(effects))
+    # BR-15
+    views: list[History] = []
+
+    class Once(Script):
+        def answer(self, history: History) -> Say:
+            super().answer(history)
+            return cut if history[-1]["content"] == "why?" else Say("sons are these.")
+
+    with Provider({"m": Once("", on_call=views.append)}) as provider:
+        async with AsyncOpenAI(api_key="none", base_url=provider.url, max_retries=0) as client:
+            agent = Agent[Any](name="a", model=MODELS[wire]("m", openai_client=client))
+            chat = OpenAIAgent(agent).session("s", store=local)
+            reply = await chat.run("why?")
+            assert (reply.text, reply.stop_reason) == (cut.text, "length")
+            point = await chat.resume_point()
+            assert point is not None
+            assert point.kind is kind
+            assert (await chat.resume()).text == "sons are these."
+    said = [message["content"] for message in views[-1]]
+    assert said == ["why?", *([cut.text] if cut.text else []), told]
+    assert provider.problems == []
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "reason"),
+    [
+        (Say("Bad wo", stop_reason="content_filter"), "content_filter", "refused"),
+        (Say(stop_reason="content_filter"), "content_filter", "refused"),
+        (Say("I must not.", stop_reason="refusal"), "refusal", "refused"),
+        (Say("Hello."), "stop", "completed"),
+    ],
+    ids=["filtered", "all filtered", "refused", "completed"],
+)
+async def test_what_a_model_did_not_want_to_say_is_no_place_to_go_on_from(
+    local: LocalStore, wire: str, said: Say, stop: str, reason: str
+) -> None:
+    views: list[History] = []
+    async with talking(local, wire, said, views=views) as chat:
+        assert (await chat.run("hi")).stop_reason == stop
+        with pytest.raises(AgentResumeError) as caught:
+            await chat.resume()
+        assert caught.value.reason == reason
+        assert (await chat.run("and now?")).stop_reason == stop
+    shown = [message["content"] for message in views[-1]]
+    assert shown == (["hi", "Hello.", "and now?"] if reason == "completed" else ["hi", "and now?"])
+
+
+async def test_stream_that_does_not_say_why_it_ended(local: LocalStore) -> None:
+    async with talking(local, "chat", Say("The three rea", stop_reason="cut")) as chat:
+        assert (await chat.run("why?")).stop_reason == "unknown"
+        with pytest.raises(AgentResumeError) as caught:
+            await chat.resume()
+        assert caught.value.reason == "unknown_stop"
+
+
+async def test_conversation_that_is_too_long_fails_and_is_not_tried_again(local: LocalStore, wire: str) -> None:
+    # BR-73
+    views: list[History] = []
+    async with talking(local, wire, Say(stop_reason="context_full"), views=views) as chat:
+        for calls in (1, 2):
+            for again in (chat.run("hi"), chat.resume()):
+                with pytest.raises(AgentResumeError) as caught:
+                    await again
+                assert caught.value.reason == "context_full"
+            assert len(views) == calls
+
+
+CALL: Any = {"type": "function_call", "id": "fc", "call_id": "c", "name": "look", "arguments": "{}"}
+RESULT: Any = {"type": "function_call_output", "call_id": "c", "output": "x"}
+REASONING: Any = {"type": "reasoning", "id": "rs", "summary": []}
+ASKED: Any = {"role": "assistant", "tool_calls": [{"id": "c"}]}
+
+
+@pytest.mark.parametrize(
+    ("items", "problem"),
+    [
+        ([CALL], "do not belong together"),
+        ([CALL, {"role": "user", "content": "x"}, RESULT], "no tool output found"),
+        ([RESULT], "no tool call found"),
+        ([CALL, RESULT, {**CALL, "id": "other"}, RESULT], "do not belong together"),
+        ([CALL, CALL, RESULT], "duplicate item"),
+        ([CALL, RESULT, REASONING], "without its required following item"),
+        ([{"role": "user", "content": "x"}, {**CALL, "id": "follower"}, RESULT], "without its required 'reasoning'"),
+        ([{**CALL, "note": 1}, RESULT], "unknown parameters"),
+        ([], "missing"),
+    ],
+)
+def test_provider_refuses_items_as_the_real_one_does(items: list[Any], problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        check_items(items, {"follower": "rs"})
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([ASKED], "did not have response messages"),
+        ([ASKED, {"role": "user", "content": "x"}], "did not have response messages"),
+        ([{"role": "tool", "tool_call_id": "c", "content": "x"}], "must be a response"),
+        ([{"role": "assistant"}], "needs content"),
+        ([], "empty"),
+    ],
+)
+def test_provider_refuses_messages_as_the_real_one_does(messages: list[Any], problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        check_messages(messages)

@@ -155,9 +155,9 @@ class ToolJournal:
         """
         _CURRENT.set(None if call is None else self._describe(call))
 
-    async def done(self, call: ToolCall, outcome: Outcome) -> None:
-        """Store what a body returned; a result that says it failed is a result too."""
-        await self._settle(call, CallState.DONE, outcome)
+    async def done(self, call: ToolCall, outcome: Outcome, parts: Sequence[Part] = ()) -> None:
+        """Store what a body returned, and what else it changed; a result that says it failed is a result too."""
+        await self._settle(call, CallState.DONE, outcome, parts)
 
     async def failed(self, call: ToolCall, error: BaseException) -> None:
         """Store that a body raised. The same attempt may start it again, a later one gets this as the answer."""
@@ -235,7 +235,7 @@ class ToolJournal:
         """Say whether this attempt made the newest entry of a row."""
         return (row.invocation_number, row.epoch) == self._context.lease
 
-    async def _settle(self, call: ToolCall, state: CallState, outcome: Outcome) -> None:
+    async def _settle(self, call: ToolCall, state: CallState, outcome: Outcome, parts: Sequence[Part] = ()) -> None:
         self._busy.discard(call.key)
         self._events.flush()
         part = journal.settled(
@@ -243,7 +243,8 @@ class ToolJournal:
             outcome=_stored(outcome), position=self._context.next_position(),
         )  # fmt: skip
         event = finished(call, outcome, origin="executed")
-        self._rows[call.key] = await self._context.journal(part, events=[event], progress=True)
+        (row, *_), *_ = await self._context.write(events=[event], parts=[part, *parts], progress=True)
+        self._rows[call.key] = journal.read(row)
 
     async def _row(self, call: ToolCall) -> Call | None:
         if call.key in self._rows:

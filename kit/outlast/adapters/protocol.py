@@ -97,6 +97,7 @@ class DurableAgent(ABC):
             recover=self._recover,
             resume=self._invoke,
             cancelled=self._cancelled,
+            leaving=self.leave,
             config_keys=self.config_keys,
         )
 
@@ -112,6 +113,9 @@ class DurableAgent(ABC):
     ) -> Result:
         """Do one attempt by `enter`; a place for what an adapter does around each."""
         return await enter(context)
+
+    async def leave(self) -> None:  # noqa: B027 - most have nothing to close
+        """Close what is kept open between runs in the running loop; the worker leaves."""
 
     async def _invoke(self, context: InvocationContext) -> Result:
         return await self.entered(context, self._start)

@@ -139,6 +139,9 @@ class Message:
         )
 
 
+AWAITS = "outlast.awaits"
+"""A member of an item that is no message: the ids of the items without which what it begins is no whole step."""
+
 Transcript = Sequence[Message]
 
 _OWNERS = {

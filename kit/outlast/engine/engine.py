@@ -158,6 +158,7 @@ class Engine:
         await self._finish_running(SHUTDOWN_GRACE_SECONDS + self.settings.accept_timeout)
         if self._accepting:  # what is leased by them goes back before this worker leaves
             await asyncio.wait(self._accepting, timeout=self.settings.accept_timeout)
+        await asyncio.gather(*(self._close_agent(agent) for agent in list(self.agents)))
         self._topics.close(all=True)
         for task in self._tasks:
             task.cancel()
@@ -172,6 +173,17 @@ class Engine:
     def leave(self) -> None:
         """Give back what was running when the event loop was closed without `stop`. Blocks."""
         self._heartbeat.close()
+
+    async def _close_agent(self, agent: str) -> None:
+        """Have an agent close what it keeps open between runs."""
+        leaving = self.agents[agent].leaving
+        if leaving is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.accept_timeout):
+                await leaving()
+        except Exception:
+            logger.exception("the agent %r could not close what it had opened", agent)
 
     async def _finish_running(self, timeout: float | None) -> None:
         tasks = [task for _, task in self._attempts.values()]

@@ -1,6 +1,6 @@
 """What an agent is to the engine: a few functions that take a context."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ class AgentHandlers:
     cancelled: Handler | None = None
     """Called when a run was cancelled or timed out and its handler has ended or lost its context: to put its history in
     order before the run is final. What it raises is logged."""
+    leaving: Callable[[], Awaitable[None]] | None = None
+    """Called when the worker leaves and its runs have ended or were handed back: to close what is kept between runs.
+    It may be cut off, and what it raises is logged."""
     config_keys: frozenset[str] = frozenset()
     """Keys a request's `config` may have."""
 

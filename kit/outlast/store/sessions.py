@@ -15,7 +15,7 @@ from sqlalchemy import func, literal_column, select
 from outlast.core import ids, jsontext
 from outlast.core.errors import Conflict, InvalidRequest, NotFound, SessionBusy, SessionNotFound
 from outlast.core.records import StoredItem, StoredSession
-from outlast.core.transcript import Message, Role, open_calls
+from outlast.core.transcript import AWAITS, Message, Role, open_calls
 from outlast.store import approvals, memories
 from outlast.store import invocations as life
 from outlast.store.statements import Connection, Rows, Statement, query, values
@@ -383,21 +383,29 @@ def _last_whole(connection: Connection, source: StoredSession) -> int:
     """Return where the last whole step ends: before an answer whose calls a run is still answering, else at the end."""
     if not query(connection, _ACTIVE, number=source.number):
         return source.last_item
-    since: list[Message] = []
-    for position, message in _newest_messages(connection, source):
-        since.insert(0, message)
-        if message.role is Role.ASSISTANT:
-            return position - 1 if open_calls(since) else source.last_item
+    since, seen, answered = list[Message](), set[str](), False
+    for position, id, content in _from_the_end(connection, source):
+        awaited = content.get(AWAITS) if isinstance(content, Mapping) else None
+        if isinstance(awaited, list):
+            return source.last_item if all(one in seen for one in awaited if isinstance(one, str)) else position - 1
+        seen.add(id)
+        with suppress(InvalidRequest):
+            since.insert(0, Message.of_json(content))
+            if since[0].calls and not answered:
+                return position - 1 if open_calls(since) else source.last_item
+            if answered and since[0].role is Role.USER:
+                break
+            # Of some frameworks the calls of an answer are items of their own: what awaits them comes before it.
+            answered = answered or since[0].role is Role.ASSISTANT
     return source.last_item
 
 
-def _newest_messages(connection: Connection, source: StoredSession) -> Iterator[tuple[int, Message]]:
-    """Give the items that are messages, the newest first, each with its position."""
+def _from_the_end(connection: Connection, source: StoredSession) -> Iterator[tuple[int, str, Any]]:
+    """Give the items, the newest first: position, id, content."""
     before = source.last_item + 1
     while rows := query(connection, _NEWEST, scope=source.scope, before=before):
-        for position, _, item, _, _ in rows:
-            with suppress(InvalidRequest):
-                yield position, Message.of_json(jsontext.decode(item))
+        for position, id, item, _, _ in rows:
+            yield position, id, jsontext.decode(item)
         before = rows[-1][0]
 
 
