@@ -167,6 +167,7 @@ class Engine:
         await self._loop.run_in_executor(None, self._heartbeat.close)
         await self._loop.run_in_executor(None, self._hints.close)
         leaving = self.store.deregister(self._worker_id)
+        leaving.add_done_callback(_noted)
         await done_within(leaving, self.settings.accept_timeout)
         self._release_lock()
 
