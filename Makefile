@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Most tests wait for processes and sockets, so two at once take little more than half the time.
+JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS) --dist worksteal
 BIN := .venv/bin
 BUILD_TOOLS := hatchling editables
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -41,10 +44,10 @@ demo: .venv/.stamp-demo
 	@$(BIN)/outlast demo $(ARGS)
 
 test: .venv/.stamp-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
 
 test-slow: .venv/.stamp-dev
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python $(PYTEST) -m slow $(ARGS)
 
 bench: .venv/.stamp-dev
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -74,7 +77,7 @@ wheel: .venv/.stamp-dev
 	cp -R tests examples README.md pyproject.toml "$$copy"; \
 	python="$$PWD/.venv-wheel/bin/python"; cd "$$copy"; \
 	"$$python" -c 'import outlast; assert ".venv-wheel" in outlast.__file__, outlast.__file__'; \
-	echo "tests against the wheel:"; "$$python" -m pytest $(ARGS)
+	echo "tests against the wheel:"; "$$python" $(PYTEST) $(ARGS)
 
 clean:
 	rm -rf .venv .venv-wheel dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
