@@ -286,6 +286,6 @@ def _chunks(said: Any, model: str) -> Iterator[dict[str, Any]]:
     deltas += [{"tool_calls": [call]} for call in _calls(said)]
     for delta in deltas:
         yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-    if said.stop_reason != "cut":
+    if said.stop_reason != "unknown":
         yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(said)}]}
         yield {**head, "choices": [], "usage": _CHAT_USAGE}

@@ -113,7 +113,7 @@ async def test_what_a_model_did_not_want_to_say_is_no_place_to_go_on_from(
 
 
 async def test_stream_that_does_not_say_why_it_ended(local: LocalStore) -> None:
-    async with talking(local, "chat", Say("The three rea", stop_reason="cut")) as chat:
+    async with talking(local, "chat", Say("The three rea", stop_reason="unknown")) as chat:
         assert (await chat.run("why?")).stop_reason == "unknown"
         with pytest.raises(AgentResumeError) as caught:
             await chat.resume()

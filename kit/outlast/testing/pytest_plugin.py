@@ -34,6 +34,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'state.db'}"
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
+    server.start()  # a test that failed may have left it stopped
     url = server.create_database()
     yield url
     server.start()
