@@ -6,11 +6,10 @@ is resumed. Calls that are open by then are answered first, from the journal or 
 
 import asyncio
 import inspect
-import re
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from agents import MaxTurnsExceeded, RunConfig, RunHooks, Runner
@@ -23,7 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from outlast.adapters import approvals
 from outlast.adapters.approvals import Decision, DecisionType
-from outlast.adapters.inputs import Messages
+from outlast.adapters.inputs import Messages, message_id
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
@@ -42,9 +41,7 @@ from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
 from outlast_openai.servers import Servers
 
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TOO_LONG = "context_length_exceeded"
-_EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +295,13 @@ class OpenAITurn:
         row = conversation.approvals.get(call.key)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
             return opened.result(await journal.decided(call, answer))
-        decision = None if row is None else approvals.decision_of(row)
-        edited = decision is not None and decision.type is DecisionType.EDIT
-        if decision is not None and edited:
-            call = replace(call, arguments=decision.arguments)
+        call, edited = approvals.as_decided(row, call)
         outcome = await journal.start(call)
         if outcome is None:
             with journal.body(call):
                 outcome = await self._body(call, opened)
             await journal.done(call, outcome, conversation.keep(await self._context(), number=self._number))
-        return opened.result(outcome, _EDITED.format(arguments=as_text(call.arguments)) if edited else "")
+        return opened.result(outcome, edited)
 
     async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
         await self._servers.ready()
@@ -321,9 +315,7 @@ class OpenAITurn:
     ) -> tuple[str, Item]:
         """Answer a call that an earlier run left open, without running it."""
         row = conversation.approvals.get(opened.call.key)
-        if row is not None and row.status is ApprovalStatus.OPEN:
-            row = row._replace(status=ApprovalStatus.CLOSED)
-        if row is not None and (answer := approvals.answer_to(row)) is not None:
+        if (answer := approvals.answer_when_closed(row)) is not None:
             return opened.result(await self._run.journal.decided(opened.call, answer))
         return opened.result(await self._run.journal.close(opened.call, proven=True, otherwise=otherwise))
 
@@ -354,12 +346,7 @@ class OpenAITurn:
             await self._run.context.write(parts=[*stored, *parts], progress=True)
 
     def _id_of(self, index: int) -> str:
-        """Name an input message: what the user named it, else by the run, so that it is stored once."""
-        if isinstance(self._input, Messages) and (id := self._input.messages[index].id) is not None:
-            if not _ID.fullmatch(id):
-                raise RunFailed("invalid_input", "a message id is 1 to 128 visible ASCII characters")
-            return id
-        return f"{self._run.context.invocation_id}:input:{index}"
+        return message_id(self._input, index, invocation_id=self._run.context.invocation_id)
 
     def _result(self, conversation: Conversation) -> Output:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""

@@ -6,7 +6,7 @@ questions of a graph. Nothing runs before they are stored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,7 @@ from outlast.store.grouped import Part
 
 EXPECTED = '{"resume": {"decisions": [{"id": "…", "type": "approve"}]}}, where type is approve, edit, reject or respond'
 NOT_GIVEN = object()
+_EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
 class DecisionType(StrEnum):
@@ -214,6 +215,23 @@ def answer_to(row: Approval) -> Outcome | None:
         return None
     said = f" They said: {decision.message}" if decision.message else ""
     return Outcome("denied", REJECTED_RESULT + said)
+
+
+def answer_when_closed(row: Approval | None) -> Outcome | None:
+    """Return what a call is answered with that nobody decides about any more, or None where no person was asked."""
+    if row is None:
+        return None
+    return answer_to(row._replace(status=ApprovalStatus.CLOSED) if row.status is ApprovalStatus.OPEN else row)
+
+
+def as_decided(row: Approval | None, call: ToolCall) -> tuple[ToolCall, str]:
+    """Return a call that may run with the arguments a person gave it, and what its result begins with to say so."""
+    decision = None if row is None else decision_of(row)
+    if decision is None or decision.type is not DecisionType.EDIT:
+        return call, ""
+    given = decision.arguments
+    text = given if isinstance(given, str) else jsontext.encode(given)
+    return replace(call, arguments=given), _EDITED.format(arguments=text)
 
 
 def refuse_waiting(rows: Sequence[Approval], number: int) -> None:

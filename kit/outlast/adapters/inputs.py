@@ -1,5 +1,6 @@
 """What agents accept as input, whatever the framework: text, a message, messages, or answers to a waiting run."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ EXPECTED = (
     'content is a string or a list of parts such as {"type": "text", "text": "…"}; or {"resume": …}'
 )
 ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 Content = str | list[dict[str, Any]]
 
@@ -47,6 +50,18 @@ def parse(value: Any) -> Messages | Answers:
     if not messages:
         raise refuse("no message in it")
     return Messages(messages)
+
+
+def message_id(input: object, index: int, *, invocation_id: str) -> str:
+    """Name an input message: what the user named it, else by the run, so that it is stored once.
+
+    Raise RunFailed (`invalid_input`) for a name that no item may have.
+    """
+    if isinstance(input, Messages) and (id := input.messages[index].id) is not None:
+        if not _ID.fullmatch(id):
+            raise RunFailed("invalid_input", "a message id is 1 to 128 visible ASCII characters")
+        return id
+    return f"{invocation_id}:input:{index}"
 
 
 def refuse(problem: str, expected: str = EXPECTED) -> RunFailed:

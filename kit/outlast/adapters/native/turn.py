@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from outlast.adapters import approvals
 from outlast.adapters.approvals import Decision, DecisionType
-from outlast.adapters.inputs import InputMessage, Messages
+from outlast.adapters.inputs import InputMessage, Messages, message_id
 from outlast.adapters.items import Items
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.native.asking import ask
@@ -31,9 +30,6 @@ logger = logging.getLogger("outlast.adapters")
 
 LONGEST_RESULT = 1_000_000
 """Characters of a tool's result; it is stored several times, and no model would read more."""
-
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_EDITED = "A person changed the arguments of this call to {arguments}; with these it ran.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +241,7 @@ class NativeTurn:
         row = items.approvals.get(call.key)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
             return _result_of(call, await self._run.journal.decided(call, answer))
-        decision = None if row is None else approvals.decision_of(row)
-        edited = decision is not None and decision.type is DecisionType.EDIT
-        if decision is not None and edited:
-            call = replace(call, arguments=decision.arguments)
+        call, edited = approvals.as_decided(row, call)
         journal = self._run.journal
         if call.key in journal.dead and await self._needs_approval(call.name, _text(call.arguments)):
             # Also where the tool may run again: nobody agreed to it, or it may have run since.
@@ -258,7 +251,7 @@ class NativeTurn:
             with journal.body(call):
                 outcome = await self._body(call)
             await journal.done(call, outcome)
-        return _result_of(call, outcome, _EDITED.format(arguments=_text(call.arguments)) if edited else "")
+        return _result_of(call, outcome, edited)
 
     async def _body(self, call: ToolCall) -> Outcome:
         tool = self._tools.get(call.name)
@@ -277,9 +270,7 @@ class NativeTurn:
     async def _closed(self, items: Items, call: ToolCall, otherwise: Outcome = INTERRUPTED) -> Message:
         """Answer a call that an earlier run left open, without running it."""
         row = items.approvals.get(call.key)
-        if row is not None and row.status is ApprovalStatus.OPEN:
-            row = row._replace(status=ApprovalStatus.CLOSED)
-        if row is not None and (answer := approvals.answer_to(row)) is not None:
+        if (answer := approvals.answer_when_closed(row)) is not None:
             return _result_of(call, await self._run.journal.decided(call, answer))
         return _result_of(call, await self._run.journal.close(call, proven=True, otherwise=otherwise))
 
@@ -301,12 +292,7 @@ class NativeTurn:
             await self._run.context.write(parts=[*stored, *parts], progress=True)
 
     def _id_of(self, index: int) -> str:
-        """Name an input message: what the user named it, else by the run, so that it is stored once."""
-        if isinstance(self._input, Messages) and (id := self._input.messages[index].id) is not None:
-            if not _ID.fullmatch(id):
-                raise RunFailed("invalid_input", "a message id is 1 to 128 visible ASCII characters")
-            return id
-        return f"{self._run.context.invocation_id}:input:{index}"
+        return message_id(self._input, index, invocation_id=self._run.context.invocation_id)
 
     def _result(self, items: Items) -> Output:
         """The run's output: what was said in this run, and after a resume since the last message of a user."""
