@@ -10,7 +10,7 @@ from outlast.cli.access import PATIENCE_SECONDS as SHORT_PATIENCE_SECONDS
 from outlast.cli.errors import USAGE, command, fail
 from outlast.cli.options import Json, StoreUrl, Url, json_object, json_value, pairs, text_of
 from outlast.cli.output import note, say, write_json
-from outlast.cli.running import PATIENCE_SECONDS, Patience, Stream, Target, agent_of, conversing, show
+from outlast.cli.running import PATIENCE_SECONDS, Patience, Stream, Target, agent_of, hosted, show
 from outlast.client import RemoteSession
 from outlast.core import ids
 from outlast.core.errors import InvalidRequest
@@ -77,17 +77,18 @@ async def _run(
 ) -> None:
     id = str(uuid.uuid4()) if id is None else _uuid(id)
     patience = SHORT_PATIENCE_SECONDS if background else patience
-    async with conversing(url, store, local, session=session, agent=agent, patience=patience) as chat:
-        if background and isinstance(chat.session, RemoteSession):
-            started = await chat.session.start(input, id=id, **options)
+    async with hosted(url, store, local, agent=agent, patience=patience) as host:
+        chat = host.session(session)
+        if background and isinstance(chat, RemoteSession):
+            started = await chat.start(input, id=id, **options)
             if json:
                 write_json(started)
             else:
                 say(started["id"])
                 note(f"It is {started['status']}: outlast invocations events {started['id']} --follow")
             return
-        events = chat.session.stream(input, id=id, **options)
-        await show(events, chat, json=json, stream=stream, run=id if chat.remote else None)
+        events = chat.stream(input, id=id, **options)
+        await show(events, host, json=json, stream=stream, run=id if host.remote else None)
 
 
 def _uuid(text: str) -> str:

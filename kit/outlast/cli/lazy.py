@@ -33,6 +33,11 @@ OWN = {
     "demo": Lazy("outlast.cli.demo", "demo", "Show a run that survives its server, in well under a minute."),
     "invoke": Lazy("outlast.cli.invoke", "invoke", "Run an agent on an input."),
     "invocations": Lazy("outlast.cli.invocations", "main", "Look after runs: list, show, events, cancel, delete."),
+    "sessions": Lazy(
+        "outlast.cli.sessions", "main", "Look after conversations: list, items, resume, fork, export, import."
+    ),
+    "approvals": Lazy("outlast.cli.approvals", "main", "See what waits for a person, and decide."),
+    "memory": Lazy("outlast.cli.memory", "main", "See and change what is known about somebody."),
 }
 
 

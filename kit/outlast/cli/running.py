@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from outlast.adapters import ChatSession, DurableAgent, open_store
 from outlast.cli import target as targets
-from outlast.cli.access import DEFAULT_SERVER, URL, StoreClient, client
+from outlast.cli.access import DEFAULT_SERVER, URL, Access, StoreClient, client
 from outlast.cli.errors import USAGE, WAITS, fail
 from outlast.cli.live import Live
 from outlast.cli.output import brief, note, say, write_json
@@ -36,13 +36,17 @@ PATIENCE_SECONDS = 30.0
 END = "agent.run.finished"
 
 
-class Conversation:
-    """A session of an agent, wherever it runs."""
+class Host:
+    """What runs agents: a server, or this process."""
 
     def __init__(
-        self, session: RemoteSession | ChatSession, record: Callable[[str], Awaitable[dict[str, Any]]], *, remote: bool
+        self,
+        access: Access,
+        session: Callable[[str | None], RemoteSession | ChatSession],
+        *,
+        remote: bool,
     ) -> None:
-        self.session, self.record, self.remote = session, record, remote
+        self.access, self.session, self.remote = access, session, remote
 
 
 def agent_of(target: str | None, name: str | None) -> tuple[DurableAgent, str] | None:
@@ -66,28 +70,30 @@ def agent_of(target: str | None, name: str | None) -> tuple[DurableAgent, str] |
 
 
 @asynccontextmanager
-async def conversing(
+async def hosted(
     url: str | None,
     store: str | None,
     local: tuple[DurableAgent, str] | None,
     *,
-    session: str | None,
     agent: str | None = None,
     patience: float = PATIENCE_SECONDS,
-) -> AsyncIterator[Conversation]:
-    """Give a session of an agent on a server, or in this process where a target was loaded."""
+) -> AsyncIterator[Host]:
+    """Give what runs agents: a server, or this process where a target was loaded."""
     if local is None:
         if store is not None:
             fail("the store alone runs no agent: give --url, or --target with --store", USAGE)
         async with client(server_url(url), agent=agent, patience=patience) as asked:
-            yield Conversation(asked.session(session), asked.get, remote=True)
+            yield Host(asked, asked.session, remote=True)
         return
     if url is not None:
         fail("--url and --target exclude each other: a server has its agents", USAGE)
     adapter, default = local
     async with open_store(store or default) as opened:
-        access = StoreClient(await opened.store())
-        yield Conversation(adapter.session(session or str(uuid.uuid4()), store=opened), access.get, remote=False)
+
+        def session(id: str | None) -> ChatSession:
+            return adapter.session(id or str(uuid.uuid4()), store=opened)
+
+        yield Host(StoreClient(await opened.store()), session, remote=False)
 
 
 def server_url(given: str | None) -> str:
@@ -96,7 +102,7 @@ def server_url(given: str | None) -> str:
 
 
 async def show(
-    events: AsyncIterator[Any], chat: Conversation, *, json: bool, stream: bool | None, run: str | None = None
+    events: AsyncIterator[Any], host: Host, *, json: bool, stream: bool | None, run: str | None = None
 ) -> None:
     """Follow a run to its end and print what came of it. The exit code says how it ended.
 
@@ -123,7 +129,7 @@ async def show(
         raise
     if live is not None:
         live.end_line()
-    found = await chat.record(end["invocation_id"])
+    found = await host.access.get(end["invocation_id"])
     if json:
         write_json({"end": found} if streaming else found)
     else:
