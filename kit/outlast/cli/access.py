@@ -131,13 +131,21 @@ async def opened(url: str | None, store: str | None, *, writes: bool = False) ->
         async with client(url, patience=PATIENCE_SECONDS) as asked:
             yield asked
         return
-    opened = await Store.open(store_url(store), upgrade=False)
+    async with opened_store(store, writes=writes) as found:
+        yield StoreClient(found)
+
+
+@asynccontextmanager
+async def opened_store(store: str | None, *, writes: bool = False) -> AsyncIterator[Store]:
+    """Give a store as it is: nothing is made or brought up to date."""
+    found = await Store.open(store_url(store), upgrade=False)
     try:
         if writes:
-            await opened.check_writable()
-        yield StoreClient(opened)
+            # Whatever is written later waits for a database that cannot be written, which is no way to end here.
+            await found.check_writable()
+        yield found
     finally:
-        await opened.close()
+        await found.close()
 
 
 def client(url: str, *, patience: float, agent: str | None = None) -> AgentClient:

@@ -38,6 +38,11 @@ OWN = {
     ),
     "approvals": Lazy("outlast.cli.approvals", "main", "See what waits for a person, and decide."),
     "memory": Lazy("outlast.cli.memory", "main", "See and change what is known about somebody."),
+    "workers": Lazy("outlast.cli.workers", "workers", "List the workers of a store."),
+    "store": Lazy("outlast.cli.store", "main", "Look after a database: migrate, status, prune, backup."),
+    "doctor": Lazy(
+        "outlast.cli.doctor", "doctor", "Look at everything that outlast needs here, and say how to mend it."
+    ),
 }
 
 

@@ -56,6 +56,11 @@ class AgentClient:
         """Return a conversation; without an id, one whose runs do not know each other."""
         return RemoteSession(self._transport, id, self._agent)
 
+    async def describe(self) -> dict[str, Any]:
+        """Return who answers: the `version` of outlast, and the `agents` with their capabilities."""
+        found: dict[str, Any] = await self._transport.json("GET", "/api/agent")
+        return found
+
     async def get(self, invocation_id: str) -> dict[str, Any]:
         """Return an invocation object. Raises NotFound."""
         found: dict[str, Any] = await self._transport.json("GET", _path(invocation_id))
@@ -178,6 +183,9 @@ class SyncAgentClient:
 
     def session(self, id: str | None = None) -> SyncRemoteSession:
         return self._client.session(id).sync
+
+    def describe(self) -> dict[str, Any]:
+        return portal().call(self._client.describe())
 
     def get(self, invocation_id: str) -> dict[str, Any]:
         return portal().call(self._client.get(invocation_id))

@@ -63,16 +63,16 @@ def parse(text: str, *, create: bool = True) -> StoreURL:
 
 
 def _sqlite(url: URL, create: bool) -> StoreURL:
-    if not url.database or url.database == ":memory:" or "\0" in url.database:
+    path = _file(url)
+    if path is None:
         raise StoreSetupError("an SQLite store needs a file: sqlite:///path/file.db (or --store memory for tests)")
-    path = Path(url.database).absolute()
     unsafe = url.query.get("unsafe") == "1"
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
     elif not path.is_file():
         raise StoreSetupError(f"there is no store at {path}; `outlast store migrate` makes one")
     kind = file_system(path.parent)
-    if kind.startswith(_REMOTE_FILE_SYSTEMS) and not unsafe:
+    if is_remote(kind) and not unsafe:
         raise StoreSetupError(
             f"{path} lies on a {kind} file system, where SQLite's locks are not reliable; "
             "use a local disk or PostgreSQL (or add ?unsafe=1 if you know better)"
@@ -86,6 +86,26 @@ def _postgresql(url: URL) -> StoreURL:
     if not isinstance(schema, str) or not schema or len(schema) > 63 or '"' in schema or "\0" in schema:
         raise StoreSetupError("?schema= must name one PostgreSQL schema of at most 63 characters without quotes")
     return StoreURL(url.set(drivername="postgresql+psycopg", query=query), schema=schema)
+
+
+def is_remote(file_system: str) -> bool:
+    """Say whether a file system is one on which SQLite's locks are not reliable."""
+    return file_system.startswith(_REMOTE_FILE_SYSTEMS)
+
+
+def file_of(text: str) -> Path | None:
+    """Return the file that an SQLite URL names, whether it is there or not; None for any other text."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        return None
+    return _file(url) if url.get_backend_name() == "sqlite" else None
+
+
+def _file(url: URL) -> Path | None:
+    if not url.database or url.database == ":memory:" or "\0" in url.database:
+        return None
+    return Path(url.database).absolute()
 
 
 def file_system(folder: Path) -> str:
