@@ -22,9 +22,9 @@ from outlast.cli.access import PATIENCE_SECONDS, client
 from outlast.cli.output import duration, size
 from outlast.cli.workers import state as worker_state
 from outlast.core.errors import OutlastError
+from outlast.core.integrations import INTEGRATIONS
 from outlast.core.times import shown
 from outlast.engine.settings import default_state_dir
-from outlast.server.agents import INTEGRATIONS
 from outlast.store import Store
 from outlast.store.migrate import HEAD
 from outlast.store.overview import Overview

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from outlast.cli.errors import FAILED, fail
 from outlast.core.errors import OutlastError
-from outlast.server.agents import INTEGRATIONS
+from outlast.core.integrations import INTEGRATIONS
 
 COMMANDS = "commands"
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from outlast.core.errors import OutlastError
+from outlast.core.integrations import INTEGRATIONS
 from outlast.core.resume import ResumePoint
 from outlast.engine import AgentHandlers, Handler
 from outlast.store import Store
 
 DEFAULT_NAME = "agent"
-INTEGRATIONS = "outlast.integrations"
-"""Entry-point group. Each entry point names a module that has `recognise(obj) -> AgentLike | None`."""
 
 
 class AgentSetupError(OutlastError):
