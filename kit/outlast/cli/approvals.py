@@ -18,7 +18,7 @@ from outlast.core.conversations import approval_as_json
 from outlast.core.errors import NotFound
 from outlast.core.records import ApprovalKind, ApprovalStatus
 
-main = typer.Typer(no_args_is_help=True)
+main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _COLUMNS = {
     "ID": key("id"),

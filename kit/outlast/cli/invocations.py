@@ -12,7 +12,7 @@ from outlast.cli.options import InvocationId, Json, Limit, StoreUrl, Url, Yes, c
 from outlast.cli.output import at, brief, fields, key, listed, moment, say, write_json
 from outlast.core.records import Status
 
-main = typer.Typer(no_args_is_help=True)
+main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _COLUMNS = {
     "ID": key("id"),

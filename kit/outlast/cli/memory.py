@@ -11,7 +11,7 @@ from outlast.cli.options import Json, Limit, StoreUrl, Url, Yes, confirm, text_o
 from outlast.cli.output import at, brief, key, listed, say, write_json
 from outlast.core.conversations import MOST_LISTED, memory_as_json
 
-main = typer.Typer(no_args_is_help=True)
+main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 MemoryPath = Annotated[str, typer.Argument(metavar="PATH", help="Where it is, such as profile/food.")]
 Actor = Annotated[

@@ -21,7 +21,7 @@ from outlast.core.conversations import Session, item_as_json, session_as_json
 from outlast.core.resume import ResumePoint, point_as_json
 from outlast.core.times import shown
 
-main = typer.Typer(no_args_is_help=True)
+main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Agent = Annotated[str | None, typer.Option(help="Which agent of the target, where there are several.")]
 Actor = Annotated[str | None, typer.Option("--actor", help="On whose behalf it is.")]

@@ -22,7 +22,7 @@ from outlast.store import Store
 from outlast.store.backup import backup as copy
 from outlast.store.url import parse
 
-main = typer.Typer(no_args_is_help=True)
+main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 BATCH = 200
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")

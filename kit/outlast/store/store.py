@@ -30,6 +30,7 @@ from outlast.store.writer import Call, Writer, seen_once
 logger = logging.getLogger("outlast.store")
 
 POOL_TIMEOUT_SECONDS = 10
+CONNECT_TIMEOUT_SECONDS = 5
 
 
 class Store:
@@ -240,6 +241,8 @@ def _warn_of_weak_commits(engine: Engine) -> None:
 
 def _engine(url: StoreURL) -> Engine:
     options: dict[str, Any] = {"pool_size": READERS, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT_SECONDS}
+    if not url.is_sqlite and "connect_timeout" not in url.sqlalchemy.query:
+        options["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
     try:
         engine = create_engine(url.sqlalchemy, isolation_level="AUTOCOMMIT", **options)
     except ModuleNotFoundError as error:
