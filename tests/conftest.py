@@ -1,12 +1,15 @@
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from outlast import AgentClient, DurableAgentServer, open_store
+from outlast import AgentClient, DurableAgentServer, cli, open_store
 from outlast.adapters import LocalStore
 from outlast.core import faults
 from outlast.core.records import Request
@@ -139,3 +142,38 @@ def _lost_once(point: str) -> Iterator[None]:
 def lost_once() -> Callable[[str], AbstractContextManager[None]]:
     """Break the connection once at a point: before a commit nothing of it was stored, after it everything."""
     return _lost_once
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[Any]:
+        """What it printed with `--json`."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def object(self) -> Any:
+        (one,) = self.objects
+        return one
+
+
+@pytest.fixture
+def outlast(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run the command `outlast` in this process, without a terminal: `outlast("sessions", "list", input="…")`."""
+    for name in ("OUTLAST_URL", "OUTLAST_STORE", "OUTLAST_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: object, input: str | None = None, code: int = 0) -> Done:
+        done = CliRunner().invoke(cli.main, [str(one) for one in arguments], input=input)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
+        return Done(done.exit_code, done.stdout, done.stderr)
+
+    return run

@@ -38,9 +38,21 @@ def tracked_texts() -> dict[str, str]:
 
 def test_import_loads_no_framework_driver_or_web_server() -> None:
     """Whoever imports outlast pays for what they use, and may lack every optional package."""
-    code = f"import sys, outlast; print(*(set({NOT_FOR_EVERYBODY!r}) & set(sys.modules)))"
+    code = f"import sys; from outlast import *; print(*(set({NOT_FOR_EVERYBODY!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+def test_a_name_is_imported_when_it_is_asked_for() -> None:
+    """The command line starts at once, and a client needs neither a server nor a database."""
+    code = (
+        "import sys, outlast; assert not {'sqlalchemy', 'fastapi', 'httpx'} & set(sys.modules); "
+        "outlast.AgentClient; assert not {'sqlalchemy', 'fastapi'} & set(sys.modules); "
+        "from outlast import *; assert all(name in globals() for name in outlast.__all__); "
+        "assert set(outlast.__all__) == set(outlast._MODULES) <= set(dir(outlast)); outlast.missing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'outlast' has no attribute 'missing'"
 
 
 @needs_checkout

@@ -21,7 +21,7 @@ from outlast import (
 )
 from outlast.adapters import LocalStore
 from outlast.client import ApprovalRequest, ServerUnreachable, UnexpectedAnswer
-from outlast.core.errors import Conflict, InvalidRequest, NotFound, NotJSON, SessionBusy
+from outlast.core.errors import Conflict, Gone, InvalidRequest, NotFound, NotJSON, SessionBusy
 from outlast.core.records import ApprovalKind, ApprovalStatus
 from outlast.sessions import SessionStore
 from outlast.testing._ports import free_port
@@ -422,3 +422,38 @@ async def test_something_else_at_the_address_is_named() -> None:
         async with AgentClient(server.url) as client:
             with pytest.raises(UnexpectedAnswer, match="is the base URL that of an outlast server"):
                 await client.session("s").run("a")
+
+
+async def test_runs_are_started_listed_read_and_deleted(client: AgentClient) -> None:
+    # In more than one page each.
+    id = str(uuid.uuid4())
+    started = await client.session("s").start(600, id=id, agent="plain", metadata={"team": "a"})
+    assert (started["id"], started["session_id"], "output" in started) == (id, "s", False)
+    followed = [entry async for entry in client.events(id, follow=True)]
+    assert [entry["event"] for entry in followed] == [{"n": number} for number in range(600)]
+    assert followed[0].keys() == {"position", "attempt", "at", "event"}
+    assert (await client.get(id))["status"] == "completed"
+    assert [entry["position"] async for entry in client.events(id, after=598)] == [599, 600]
+
+    others = [(await client.session("t").run(1, agent="plain")).invocation_id for _ in range(101)]
+    assert [run["id"] async for run in client.invocations()] == [*reversed(others), id]
+    assert [run["id"] async for run in client.invocations(session_id="s")] == [id]
+    assert [run["id"] async for run in client.invocations(metadata={"team": "a"}, agent="plain")] == [id]
+    assert [run async for run in client.invocations(status="failed")] == []
+
+    await client.delete(id)
+    with pytest.raises(NotFound):
+        await client.get(id)
+    with pytest.raises(Gone):
+        await client.session("s").start(600, id=id, agent="plain")
+
+
+async def test_the_log_of_a_run_that_goes_on_ends_where_it_is_unless_it_is_followed(client: AgentClient) -> None:
+    id = (await client.session().start("wait", agent="plain"))["id"]
+    assert [entry async for entry in client.events(id)] == []
+    with pytest.raises(Conflict, match="cancel it first"):
+        await client.delete(id)
+    following = asyncio.create_task(anext(client.events(id, follow=True), None))
+    await client.cancel(id)
+    assert await asyncio.wait_for(following, 60) is None
+    assert (await client.get(id))["error"]["code"] == "cancelled"

@@ -14,7 +14,8 @@ from outlast.adapters.events import Event
 from outlast.adapters.history import History
 from outlast.adapters.inputs import refuse
 from outlast.adapters.journal import Outcome, ToolCall
-from outlast.core import jsontext
+from outlast.core import jsontext, times
+from outlast.core.conversations import ApprovalRequest, approval_of_json
 from outlast.core.errors import RunFailed
 from outlast.core.records import Approval, ApprovalKind, ApprovalStatus, Interrupt
 from outlast.core.resume import NOT_APPROVED_RESULT, REJECTED_RESULT
@@ -256,3 +257,18 @@ def shown(row: Approval) -> dict[str, Any]:
     """Return what was asked as people see it."""
     arguments, details = jsontext.decode(row.arguments), jsontext.decode(row.details)
     return Question(row.key, arguments, row.kind, row.name, row.call_id, details).as_json()
+
+
+def request_of(row: Approval) -> ApprovalRequest:
+    """Return what is stored as clients see it."""
+    about = {"session_id": row.session_id, "agent": row.agent, "invocation_id": row.invocation_id}
+    state = {
+        "kind": row.kind,
+        "status": row.status,
+        "decision": None if row.decision is None else jsontext.decode(row.decision),
+    }
+    at = {
+        "created_at": times.shown(row.created_at),
+        "decided_at": None if row.decided_at is None else times.shown(row.decided_at),
+    }
+    return approval_of_json({**shown(row), **about, **state, **at})

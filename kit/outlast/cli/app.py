@@ -1,15 +1,13 @@
-"""The commands, one line a module."""
+"""The command `outlast`; its commands are in `lazy`."""
 
 import importlib.metadata
 from typing import Annotated
 
 import typer
 
-from outlast.cli.demo import demo
-from outlast.cli.integrations import Commands
-from outlast.cli.serve import serve
+from outlast.cli.lazy import Commands
 
-main = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+main = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(asked: bool) -> None:
@@ -25,7 +23,3 @@ def options(
     ] = False,
 ) -> None:
     """Durable agents: runs that survive the death of their server."""
-
-
-main.command()(serve)
-main.command()(demo)

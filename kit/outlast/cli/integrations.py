@@ -14,26 +14,12 @@ from typer.core import TyperGroup
 
 from outlast.cli.errors import FAILED, fail
 from outlast.core.errors import OutlastError
-from outlast.server.agents import INTEGRATIONS
+from outlast.core.integrations import INTEGRATIONS
 
 COMMANDS = "commands"
 
 
-class Commands(TyperGroup):
-    """The kit's own commands, and behind them one group for each integration that has some."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return [*own, *sorted(name for name in _modules() if name not in own)]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if (own := super().get_command(ctx, cmd_name)) is not None:
-            return own
-        module = _modules().get(cmd_name)
-        return None if module is None else _Integration(cmd_name, module)
-
-
-class _Integration(TyperGroup):
+class Integration(TyperGroup):
     """The commands of one integration, imported when they are needed."""
 
     def __init__(self, name: str, module: str) -> None:
@@ -60,7 +46,7 @@ class _Integration(TyperGroup):
         return dict(typer.main.get_group(main).commands)
 
 
-def _modules() -> dict[str, str]:
+def modules() -> dict[str, str]:
     """Return the integrations that have commands, by name. Looks for the files only."""
     return {
         point.name: point.module

@@ -1,13 +1,14 @@
 """`AgentClient` and `SyncAgentClient`: an agent behind a URL, used like one in process."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from outlast.client.memory_store import RemoteMemoryStore, SyncRemoteMemoryStore
-from outlast.client.session import RemoteSession, SyncRemoteSession
+from outlast.client.session import INVOCATIONS, RemoteSession, SyncRemoteSession
 from outlast.client.session_store import RemoteSessionStore, SyncRemoteSessionStore
 from outlast.client.transport import Transport
 from outlast.core import ids
@@ -17,6 +18,9 @@ from outlast.core.portal import portal
 
 TIMEOUT_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
+PAGE = 500
+"""Events that a server tells of at once."""
+LOOK_AGAIN_SECONDS = 0.25
 
 
 class AgentClient:
@@ -52,15 +56,65 @@ class AgentClient:
         """Return a conversation; without an id, one whose runs do not know each other."""
         return RemoteSession(self._transport, id, self._agent)
 
+    async def describe(self) -> dict[str, Any]:
+        """Return who answers: the `version` of outlast, and the `agents` with their capabilities."""
+        found: dict[str, Any] = await self._transport.json("GET", "/api/agent")
+        return found
+
     async def get(self, invocation_id: str) -> dict[str, Any]:
         """Return an invocation object. Raises NotFound."""
-        found: dict[str, Any] = await self._transport.json("GET", f"/api/invocations/{invocation_id}")
+        found: dict[str, Any] = await self._transport.json("GET", _path(invocation_id))
         return found
 
     async def cancel(self, invocation_id: str) -> dict[str, Any]:
         """Ask a run to stop and return its invocation object. Raises NotFound."""
-        found: dict[str, Any] = await self._transport.json("POST", f"/api/invocations/{invocation_id}/cancel")
+        found: dict[str, Any] = await self._transport.json("POST", f"{_path(invocation_id)}/cancel")
         return found
+
+    async def delete(self, invocation_id: str) -> None:
+        """Remove a final invocation; its id answers Gone for a while. Raises NotFound, and Conflict (`not_final`)."""
+        await self._transport.delete(_path(invocation_id))
+
+    async def invocations(
+        self,
+        *,
+        session_id: str | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give the invocation objects that match, the newest first, reading on as they are taken."""
+        query = {} if session_id is None else {"session_id": ids.session_id(session_id)}
+        query |= {} if status is None else {"status": status}
+        query |= {} if agent is None else {"agent": ids.name(agent, "agent")}
+        query |= {f"metadata.{label}": text for label, text in ids.labels(metadata, "metadata").items()}
+        while True:
+            page = await self._transport.json("GET", INVOCATIONS, params=query)
+            for one in page["items"]:
+                yield one
+            if page["next_cursor"] is None:
+                return
+            query["cursor"] = page["next_cursor"]
+
+    async def events(
+        self, invocation_id: str, *, after: int = 0, follow: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give the log of an invocation behind a position: `{position, attempt, at, event}` each.
+
+        With `follow` it goes on until the run is final; without, it ends where the log ends now. Raises NotFound.
+        """
+        query = {"after": ids.position(after, "after"), "limit": PAGE}
+        while True:
+            page = await self._transport.json(
+                "GET", f"{_path(invocation_id)}/events", params=query, headers={"Accept": "application/json"}
+            )
+            for one in page["items"]:
+                yield one
+            if page["next_cursor"] is None or not (page["items"] or follow):
+                return
+            query["after"] = int(page["next_cursor"])
+            if not page["items"]:
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def approvals(
         self, *, status: str | None = None, session_id: str | None = None
@@ -92,6 +146,10 @@ class AgentClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _path(invocation_id: str) -> str:
+    return f"{INVOCATIONS}/{ids.invocation_id(invocation_id)}"
 
 
 def _base(url: object) -> httpx.URL:
@@ -126,11 +184,32 @@ class SyncAgentClient:
     def session(self, id: str | None = None) -> SyncRemoteSession:
         return self._client.session(id).sync
 
+    def describe(self) -> dict[str, Any]:
+        return portal().call(self._client.describe())
+
     def get(self, invocation_id: str) -> dict[str, Any]:
         return portal().call(self._client.get(invocation_id))
 
     def cancel(self, invocation_id: str) -> dict[str, Any]:
         return portal().call(self._client.cancel(invocation_id))
+
+    def delete(self, invocation_id: str) -> None:
+        portal().call(self._client.delete(invocation_id))
+
+    def invocations(
+        self,
+        *,
+        session_id: str | None = None,
+        status: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        return portal().iterate(
+            self._client.invocations(session_id=session_id, status=status, agent=agent, metadata=metadata)
+        )
+
+    def events(self, invocation_id: str, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
+        return portal().iterate(self._client.events(invocation_id, after=after, follow=follow))
 
     def approvals(self, *, status: str | None = None, session_id: str | None = None) -> Iterator[ApprovalRequest]:
         return portal().iterate(self._client.approvals(status=status, session_id=session_id))

@@ -45,6 +45,15 @@ class RemoteSession:
         async for event in self._events(INVOCATIONS, self._request(id, input=input, **options)):
             yield event
 
+    async def start(self, /, input: Any, *, id: str | None = None, **options: Any) -> dict[str, Any]:
+        """Have the agent run on an input and return at once: its `id`, `status` and where it is to be found.
+
+        It is stored, and will run, when this returns. The same `id` again returns the same run.
+        """
+        request = {**self._request(id, input=input, **options), "background": True}
+        found: dict[str, Any] = await self._transport.json("POST", INVOCATIONS, json=request)
+        return found
+
     async def resume(self, /, *, id: str | None = None, **options: Any) -> Reply:
         """Go on where the session was interrupted. Raises AgentResumeError when nothing can be resumed."""
         with _absent_is_empty():
@@ -154,6 +163,7 @@ class SyncRemoteSession(Blocking[RemoteSession]):
 
     run = blocking(RemoteSession.run)
     stream = iterating(RemoteSession.stream)
+    start = blocking(RemoteSession.start)
     resume = blocking(RemoteSession.resume)
     stream_resume = iterating(RemoteSession.stream_resume)
     resume_point = blocking(RemoteSession.resume_point)

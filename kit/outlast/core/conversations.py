@@ -8,7 +8,7 @@ from typing import Any
 from outlast.core import ids, jsontext
 from outlast.core.errors import InvalidRequest
 from outlast.core.records import ApprovalKind, ApprovalStatus
-from outlast.core.times import milliseconds
+from outlast.core.times import milliseconds, shown
 
 DEFAULT_AGENT = "agent"
 """The name of an agent that is given none."""
@@ -125,6 +125,16 @@ def item_line(item: SessionItem) -> str:
     return jsontext.encode({"type": "item", "id": item.id, "content": item.content})
 
 
+def session_as_json(session: Session) -> dict[str, Any]:
+    """Return a session as the HTTP API shows it."""
+    return {
+        "id": session.id, "agent": session.agent, "actor_id": session.actor_id, "parent": session.parent,
+        "root": session.root, "forked_from": session.forked_from, "labels": dict(session.labels),
+        "active": session.active, "created_at": shown(session.created_at),
+        "last_activity": shown(session.last_activity),
+    }  # fmt: skip
+
+
 def session_of_json(value: Mapping[str, Any]) -> Session:
     """Read a session as the HTTP API shows it."""
     return Session(
@@ -133,10 +143,35 @@ def session_of_json(value: Mapping[str, Any]) -> Session:
     )  # fmt: skip
 
 
+def item_as_json(item: SessionItem) -> dict[str, Any]:
+    """Return an item as the HTTP API shows it."""
+    return {
+        "id": item.id, "position": item.position, "created_at": shown(item.created_at),
+        "invocation_id": item.invocation_id, "content": item.content,
+    }  # fmt: skip
+
+
 def item_of_json(value: Mapping[str, Any]) -> SessionItem:
     """Read an item as the HTTP API shows it."""
     at = milliseconds(value["created_at"])
     return SessionItem(value["id"], value["position"], value["content"], at, value["invocation_id"])
+
+
+def approval_as_json(approval: ApprovalRequest) -> dict[str, Any]:
+    """Return an approval as the HTTP API shows it."""
+    about: dict[str, Any] = {"id": approval.id}
+    named = {"call_id": approval.call_id, "name": approval.name}
+    about |= {
+        field: text for field, text in named.items() if approval.kind is ApprovalKind.APPROVAL or text is not None
+    }
+    about[_ASKED[approval.kind]] = approval.arguments
+    about |= {"allowed": list(approval.allowed)} if approval.allowed else {}
+    return about | {
+        **approval.details, "kind": approval.kind, "session_id": approval.session_id, "agent": approval.agent,
+        "invocation_id": approval.invocation_id, "status": approval.status, "decision": approval.decision,
+        "created_at": shown(approval.created_at),
+        "decided_at": None if approval.decided_at is None else shown(approval.decided_at),
+    }  # fmt: skip
 
 
 def approval_of_json(value: Mapping[str, Any]) -> ApprovalRequest:
@@ -152,6 +187,14 @@ def approval_of_json(value: Mapping[str, Any]) -> ApprovalRequest:
 
 _ASKED = {ApprovalKind.APPROVAL: "arguments", ApprovalKind.QUESTION: "value"}
 _APPROVAL_FIELDS = {*ApprovalRequest.__slots__, *_ASKED.values()}
+
+
+def memory_as_json(memory: Memory) -> dict[str, Any]:
+    """Return a memory as the HTTP API shows it."""
+    return {
+        "path": memory.path, "content": memory.content, "actor_id": memory.actor_id, "session_id": memory.session_id,
+        "created_at": shown(memory.created_at), "updated_at": shown(memory.updated_at),
+    }  # fmt: skip
 
 
 def memory_of_json(value: Mapping[str, Any]) -> Memory:

@@ -10,7 +10,7 @@ What a user says after open calls is kept, and the calls are answered behind it,
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, assert_never
 
@@ -292,6 +292,16 @@ def _listed(names: Sequence[str]) -> str:
     if more > 0:
         return f"{', '.join(named)} and {more} more"
     return " and ".join(part for part in (", ".join(named[:-1]), *named[-1:]) if part)
+
+
+def point_as_json(point: ResumePoint) -> dict[str, Any]:
+    """Return a resume point as the HTTP API shows it."""
+    return {
+        "kind": point.kind, "description": point.description, "cause": point.cause,
+        "partial_text": point.partial_text, "approvals": list(point.approvals),
+        "unanswered_tool_calls": [asdict(one) for one in point.unanswered_tool_calls],
+        "interrupted_at": None if point.interrupted_at is None else times.shown(point.interrupted_at),
+    }  # fmt: skip
 
 
 def point_of_json(value: Mapping[str, Any]) -> ResumePoint:

@@ -7,10 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from outlast.core.conversations import DEFAULT_AGENT
 from outlast.core.errors import OutlastError
+from outlast.core.integrations import INTEGRATIONS
 from outlast.engine import AgentHandlers, Handler
-
-INTEGRATIONS = "outlast.integrations"
-"""Entry-point group. Each entry point names a module that has `recognise(obj) -> AgentLike | None`."""
 
 
 class AgentSetupError(OutlastError):

@@ -4,15 +4,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from outlast.adapters.approvals import shown
+from outlast.adapters.approvals import request_of
 from outlast.core import jsontext
+from outlast.core.conversations import approval_as_json
 from outlast.core.errors import InvalidRequest
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.server import parameters
 from outlast.server.answers import page_answer, route
 from outlast.server.principal import caller
 from outlast.server.runtime import Serving
-from outlast.wires.native import project
 
 
 class Approvals:
@@ -43,12 +43,4 @@ class Approvals:
 
 
 def _approval(row: Approval) -> str:
-    fields = jsontext.encode(
-        {
-            **shown(row), "kind": row.kind, "session_id": row.session_id, "agent": row.agent,
-            "invocation_id": row.invocation_id, "status": row.status,
-            "decision": None if row.decision is None else jsontext.decode(row.decision),
-        }
-    )  # fmt: skip
-    times = f'"created_at":{project.time(row.created_at)},"decided_at":{project.time(row.decided_at)}'
-    return f"{fields[:-1]},{times}}}"
+    return jsontext.encode(approval_as_json(request_of(row)))

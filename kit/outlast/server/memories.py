@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from outlast.core import jsontext
-from outlast.core.conversations import memory_cursor, memory_place
+from outlast.core.conversations import memory_as_json, memory_cursor, memory_place
 from outlast.core.errors import InvalidRequest
 from outlast.server import body, parameters
 from outlast.server.answers import json_answer, page_answer, route
@@ -125,11 +125,4 @@ def _after(cursor: str | None) -> tuple[str, str | None] | None:
 
 
 def _memory(memory: Memory) -> str:
-    fields = jsontext.encode(
-        {
-            "path": memory.path, "content": memory.content, "actor_id": memory.actor_id,
-            "session_id": memory.session_id,
-        }
-    )  # fmt: skip
-    times = f'"created_at":{project.time(memory.created_at)},"updated_at":{project.time(memory.updated_at)}'
-    return f"{fields[:-1]},{times}}}"
+    return jsontext.encode(memory_as_json(memory))

@@ -4,7 +4,7 @@ Session ids travel percent-encoded and may hold a slash, so the path is taken ap
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from outlast.adapters.session import Resumable
 from outlast.core import ids, jsontext
-from outlast.core.conversations import JSON_LINES
+from outlast.core.conversations import JSON_LINES, item_as_json, session_as_json
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
 from outlast.core.records import OnActive
-from outlast.core.resume import ResumePoint
+from outlast.core.resume import ResumePoint, point_as_json
 from outlast.engine.threads import call
 from outlast.server import body, parameters
 from outlast.server.agents import AgentLike, Agents
@@ -272,35 +272,13 @@ def _id(request: Request) -> str:
 
 
 def _session(session: Session) -> str:
-    fields = jsontext.encode(
-        {
-            "id": session.id, "agent": session.agent, "actor_id": session.actor_id, "parent": session.parent,
-            "root": session.root, "forked_from": session.forked_from, "labels": dict(session.labels),
-            "active": session.active,
-        }
-    )  # fmt: skip
-    return (
-        f'{fields[:-1]},"created_at":{project.time(session.created_at)},'
-        f'"last_activity":{project.time(session.last_activity)}}}'
-    )
+    return jsontext.encode(session_as_json(session))
 
 
 def _item(item: SessionItem) -> str:
-    return (
-        f'{{"id":{jsontext.encode(item.id)},"position":{item.position},"created_at":{project.time(item.created_at)},'
-        f'"invocation_id":{jsontext.encode(item.invocation_id)},"content":{jsontext.encode(item.content)}}}'
-    )
+    return jsontext.encode(item_as_json(item))
 
 
 def _point(point: Any) -> str:
     """Return a resume point as JSON text: ours, or what a handler told."""
-    if not isinstance(point, ResumePoint):
-        return jsontext.encode(point)
-    fields = jsontext.encode(
-        {
-            "kind": point.kind, "description": point.description, "cause": point.cause,
-            "partial_text": point.partial_text, "approvals": list(point.approvals),
-            "unanswered_tool_calls": [asdict(one) for one in point.unanswered_tool_calls],
-        }
-    )  # fmt: skip
-    return f'{fields[:-1]},"interrupted_at":{project.time(point.interrupted_at)}}}'
+    return jsontext.encode(point_as_json(point) if isinstance(point, ResumePoint) else point)

@@ -50,6 +50,18 @@ def current(engine: Engine, schema: str | None) -> str | None:
         raise StoreSetupError(f"the database cannot be reached: {error.orig}") from error
 
 
+def require_current(engine: Engine, schema: str | None) -> None:
+    """Raise StoreSetupError when the schema is not the one this version knows."""
+    found = current(engine, schema)
+    if found is None:
+        raise StoreSetupError("this database has no tables of outlast; `outlast store migrate` makes them")
+    if found != HEAD:
+        raise StoreSetupError(
+            f"the schema of this store is {found}, and this version of outlast knows {HEAD}; run `outlast store migrate`, "
+            "or upgrade outlast if the store is the newer one"
+        )
+
+
 def _begin(connection: Connection, schema: str | None) -> None:
     if schema is None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")

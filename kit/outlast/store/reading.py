@@ -30,7 +30,7 @@ from outlast.core.records import (
     StoredSession,
 )
 from outlast.store import approvals as decisions
-from outlast.store import bounded, checkpoints
+from outlast.store import bounded, checkpoints, overview
 from outlast.store import documents as kept
 from outlast.store import invocations as life
 from outlast.store import items as histories
@@ -39,9 +39,11 @@ from outlast.store import sessions as conversations
 from outlast.store.checkpoints import Checkpoint
 from outlast.store.documents import Place, StoredDocument
 from outlast.store.memories import Key, StoredMemory
+from outlast.store.overview import Overview, WorkerState
 from outlast.store.parts import Pages
 from outlast.store.statements import DatabaseError, Refused
 from outlast.store.tables import beats, events, heads, invocations, journal, sessions, workers
+from outlast.store.url import StoreURL
 from outlast.store.workers import WorkerRow
 from outlast.store.writer import CLOSE_SECONDS
 
@@ -99,13 +101,18 @@ class Reader:
     """Every read of the store."""
 
     def __init__(
-        self, engine: Engine, meaning: Callable[[Exception], type[DatabaseError]], interrupt: Callable[[], None]
+        self,
+        engine: Engine,
+        url: StoreURL,
+        meaning: Callable[[Exception], type[DatabaseError]],
+        interrupt: Callable[[], None],
     ) -> None:
         """`meaning` says of an error of the driver whether the same read may succeed later.
 
         `interrupt` ends what waits for a database that does not answer.
         """
-        self._engine, self._meaning, self._interrupt = engine, meaning, interrupt
+        self._engine, self._url = engine, url
+        self._meaning, self._interrupt = meaning, interrupt
         self._reading: WeakSet[Future[Any]] = WeakSet()
         self._closed = False
         self._pages = Pages()
@@ -447,6 +454,18 @@ class Reader:
     async def namespaces(self, principal: str, prefix: Sequence[str]) -> list[list[str]]:
         """Read every namespace of documents, from `prefix` on."""
         return await self._run(lambda connection: kept.namespaces(connection, principal, prefix), patient=True)
+
+    async def overview(self) -> Overview:
+        """Count what there is, over all principals."""
+        return await self._run(lambda connection: overview.read(connection, self._url))
+
+    async def working(self) -> Sequence[WorkerState]:
+        """Read the workers with what they hold."""
+        return await self._run(lambda connection: overview.working(connection, self._url))
+
+    async def old(self, *, status: Status, age_ms: int) -> int:
+        """Count the invocations that became `status` more than `age_ms` ago."""
+        return await self._run(lambda connection: overview.old(connection, self._url, status, age_ms))
 
     async def workers(self) -> list[WorkerRow]:
         query = select(

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from outlast.core.errors import StoreSetupError
+from outlast.core.errors import StoreSetupError, StoreUnavailable
 from outlast.core.records import Invocation, Outcome, Request
 from outlast.store import invocations as life
 from outlast.store import sqlite, workers
@@ -20,7 +20,7 @@ from outlast.store.documents import DocumentChanges
 from outlast.store.grouped import Accept, Accepted, Finish, Finished, Part, Write
 from outlast.store.invocations import Cancelled
 from outlast.store.memories import MemoryChanges
-from outlast.store.migrate import migrate
+from outlast.store.migrate import current, migrate, require_current
 from outlast.store.reading import READERS, Reader
 from outlast.store.sessions import SessionChanges
 from outlast.store.sqlite import SQLiteConnection
@@ -43,7 +43,7 @@ class Store:
 
     def __init__(self, url: StoreURL, engine: Engine, writer: Writer) -> None:
         self.url = url
-        self.read = Reader(engine, _meaning(url), _interrupter(url, engine))
+        self.read = Reader(engine, url, _meaning(url), _interrupter(url, engine))
         self.sessions = SessionChanges(self._call)
         self.memories = MemoryChanges(self._call)
         self.threads = ThreadChanges(self._call)
@@ -53,12 +53,15 @@ class Store:
         writer.abandoned = self.read.close
 
     @classmethod
-    async def open(cls, url: str) -> "Store":
-        """Open the database at `url` and bring its schema up to date. Raise StoreSetupError with the way out."""
+    async def open(cls, url: str, *, upgrade: bool = True) -> "Store":
+        """Open the database at `url` and bring its schema up to date. Raise StoreSetupError with the way out.
+
+        Without `upgrade` nothing is made or changed, and a store that is not there or not up to date is refused.
+        """
         loop = asyncio.get_running_loop()
         try:
-            parsed = parse(url)
-            engine = await loop.run_in_executor(None, _prepared, parsed)
+            parsed = parse(url, create=upgrade)
+            engine = await loop.run_in_executor(None, _prepared, parsed, upgrade)
             connection = await loop.run_in_executor(None, _connect, parsed)
         except DBAPIError as error:
             raise StoreSetupError(f"the store cannot be opened: {error.orig}") from error
@@ -81,6 +84,18 @@ class Store:
     @worker.setter
     def worker(self, id: str | None) -> None:
         self._writer.me = id
+
+    @staticmethod
+    async def revision(url: str) -> str | None:
+        """Return the revision of the schema at `url`, None for a database without our tables. Makes nothing.
+
+        Raises StoreSetupError as `open` does.
+        """
+        return await asyncio.get_running_loop().run_in_executor(None, _revision, parse(url, create=False))
+
+    async def check_writable(self) -> None:
+        """Write something and take it back. Raise StoreUnavailable, and do not wait, when the database refuses."""
+        await asyncio.get_running_loop().run_in_executor(None, _try_to_write, self.url)
 
     def connect(self) -> Connection:
         """Open a connection of its own, for a thread that must not wait for the writer. Blocks."""
@@ -176,16 +191,43 @@ class Store:
         return self._writer.submit(Call(point, function))
 
 
-def _prepared(url: StoreURL) -> Engine:
+def _prepared(url: StoreURL, upgrade: bool) -> Engine:
     engine = _engine(url)
     try:
-        migrate(engine, url.schema)
+        if upgrade:
+            migrate(engine, url.schema)
+        else:
+            require_current(engine, url.schema)
         if not url.is_sqlite:
             _warn_of_weak_commits(engine)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def _revision(url: StoreURL) -> str | None:
+    engine = _engine(url)
+    try:
+        return current(engine, url.schema)
+    except DBAPIError as error:
+        raise StoreSetupError(f"the store cannot be opened: {error.orig}") from error
+    finally:
+        engine.dispose()
+
+
+def _try_to_write(url: StoreURL) -> None:
+    try:
+        connection = _connect(url)
+        try:
+            connection.begin()
+            workers.try_to_write(connection)
+            connection.sync()
+        finally:
+            connection.rollback()
+            connection.close()
+    except DatabaseError as error:
+        raise StoreUnavailable(f"the store cannot be written: {error}") from error
 
 
 def _warn_of_weak_commits(engine: Engine) -> None:

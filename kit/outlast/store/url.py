@@ -39,9 +39,14 @@ class StoreURL:
         return self.sqlalchemy.render_as_string(hide_password=True)
 
 
-def parse(text: str) -> StoreURL:
-    """Check a store URL and prepare its folder. Raise StoreSetupError with the reason and the way out."""
+def parse(text: str, *, create: bool = True) -> StoreURL:
+    """Check a store URL and prepare its folder. Raise StoreSetupError with the reason and the way out.
+
+    Without `create` nothing is made, and a store that is not there is refused.
+    """
     if text == "memory":
+        if not create:
+            raise StoreSetupError("the store `memory` is empty, and ends with its process; name a file or a database")
         path = Path(tempfile.mkdtemp(prefix="outlast-")) / "state.db"
         return StoreURL(make_url(f"sqlite:///{path}"), path=path, durable=False)
     try:
@@ -51,20 +56,23 @@ def parse(text: str) -> StoreURL:
             "the store URL cannot be read; use sqlite:///path/file.db, postgresql://user@host/database or memory"
         ) from None
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, create)
     if url.get_backend_name() == "postgresql":
         return _postgresql(url)
     raise StoreSetupError(f"no store for {url.get_backend_name()!r} URLs; use sqlite:///… or postgresql://…")
 
 
-def _sqlite(url: URL) -> StoreURL:
-    if not url.database or url.database == ":memory:" or "\0" in url.database:
+def _sqlite(url: URL, create: bool) -> StoreURL:
+    path = _file(url)
+    if path is None:
         raise StoreSetupError("an SQLite store needs a file: sqlite:///path/file.db (or --store memory for tests)")
-    path = Path(url.database).absolute()
     unsafe = url.query.get("unsafe") == "1"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = _file_system(path.parent)
-    if kind.startswith(_REMOTE_FILE_SYSTEMS) and not unsafe:
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.is_file():
+        raise StoreSetupError(f"there is no store at {path}; `outlast store migrate` makes one")
+    kind = file_system(path.parent)
+    if is_remote(kind) and not unsafe:
         raise StoreSetupError(
             f"{path} lies on a {kind} file system, where SQLite's locks are not reliable; "
             "use a local disk or PostgreSQL (or add ?unsafe=1 if you know better)"
@@ -80,7 +88,27 @@ def _postgresql(url: URL) -> StoreURL:
     return StoreURL(url.set(drivername="postgresql+psycopg", query=query), schema=schema)
 
 
-def _file_system(folder: Path) -> str:
+def is_remote(file_system: str) -> bool:
+    """Say whether a file system is one on which SQLite's locks are not reliable."""
+    return file_system.startswith(_REMOTE_FILE_SYSTEMS)
+
+
+def file_of(text: str) -> Path | None:
+    """Return the file that an SQLite URL names, whether it is there or not; None for any other text."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        return None
+    return _file(url) if url.get_backend_name() == "sqlite" else None
+
+
+def _file(url: URL) -> Path | None:
+    if not url.database or url.database == ":memory:" or "\0" in url.database:
+        return None
+    return Path(url.database).absolute()
+
+
+def file_system(folder: Path) -> str:
     """Return the type of the mount that holds `folder`, or "" where the system does not say."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()

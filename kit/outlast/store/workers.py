@@ -92,6 +92,11 @@ def register(
     connection.send(_FIRST_BEAT, id=id)
 
 
+def try_to_write(connection: Connection) -> None:
+    """Write a row, which the caller takes back, so that a database that refuses to be written says so."""
+    connection.send(_REGISTER, id="try-to-write", host="", pid=0, lock_file=None, claims="[]")
+
+
 def beat(connection: Connection, *, id: str, stalled: bool) -> bool:
     """Count one more. False: somebody took over from this worker."""
     return bool(query(connection, _BEAT, id=id, stalled=int(stalled)))

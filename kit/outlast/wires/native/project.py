@@ -6,11 +6,9 @@ A frame is LF lines of ASCII, so neither a line break nor U+2028 in an event can
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
-from outlast.core import jsontext
+from outlast.core import jsontext, times
 from outlast.core.records import Event, Invocation
 
 RETRY_MS = 1000
@@ -108,9 +106,4 @@ def time(milliseconds: int | None) -> str:
     """Return a time as a JSON string."""
     if milliseconds is None:
         return "null"
-    return f'"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"'
-
-
-@lru_cache
-def _second(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+    return f'"{times.shown(milliseconds)}"'
