@@ -106,7 +106,7 @@ class PostgresServer:
         `template` is the name of a database to copy, to which nothing is connected.
         """
         name = f"outlast_{next(self._numbers)}"
-        self._administer(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        self._administer(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         return self.url(name)
 
     def drop_database(self, url: str) -> None:

@@ -1,10 +1,14 @@
 """Fixtures for tests that need a store; load it by `pytest_plugins = ["outlast.testing.pytest_plugin"]`."""
 
+import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
+from outlast.store import Store
 from outlast.testing.postgres import PostgresServer, PostgresUnavailable, find_binaries
 
 
@@ -27,15 +31,40 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a database that has tables and nothing in them; to copy it is quicker than to make the next."""
+    path = tmp_path_factory.mktemp("template") / "state.db"
+    _make_tables(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> str:
+    """The same on the PostgreSQL of this test session; returns the name of the database."""
+    url = postgres_server.create_database()
+    _make_tables(url)
+    return str(make_url(url).database)
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a fresh, empty database; the test runs once for each kind."""
+    """Give the URL of a fresh, empty store; the test runs once for each kind of database."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'state.db'}"
+        path = tmp_path / "state.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
     server.start()  # a test that failed may have left it stopped
-    url = server.create_database()
+    url = server.create_database(template=request.getfixturevalue("postgres_template"))
     yield url
     server.start()
     server.drop_database(url)
+
+
+def _make_tables(url: str) -> None:
+    async def open_and_close() -> None:
+        await (await Store.open(url)).close()
+
+    asyncio.run(open_and_close())
