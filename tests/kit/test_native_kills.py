@@ -210,6 +210,27 @@ def test_a_killed_run_says_when_it_stored_its_last(harness: KillHarness, tmp_pat
     assert (found["kind"], found["cause"], found["at"]) == ("recover_tools", "worker_died", found["last"])
 
 
+async def talked(url: str, said: list[dict[str, Any]]) -> None:
+    """Make a session in which a lot was said."""
+    async with open_store(url) as store:
+        await SessionStore(store).create("s", agent="agent")
+        for begin in range(0, len(said), 1000):
+            await SessionStore(store).append("s", said[begin : begin + 1000])
+
+
+def test_a_session_of_ten_thousand_items_goes_on_after_a_kill(
+    harness: KillHarness, tmp_path: Path, store_url: str
+) -> None:
+    # BR-71
+    said = [{"role": role, "content": role[0] * 1000} for role in ("user", "assistant")] * 5000
+    asyncio.run(talked(store_url, said))
+    where = kill(harness, tmp_path, KillAt("tool.after_body"), store_url)
+    assert where is not None
+    result = harness.run(run, where).result
+    assert result["history"][: len(said)] == said
+    check({**result, "history": result["history"][len(said) :]}, tmp_path)
+
+
 async def prefilled(url: str, folder: str) -> str:
     """Ask with the beginning of a conversation, which ends with an answer."""
     async with open_store(url) as store:

@@ -492,3 +492,28 @@ def test_a_store_in_memory_is_deleted_with_its_owner(tmp_path: Path, monkeypatch
     del chat
     gc.collect()
     assert not [*tmp_path.glob("*/state.db")]
+
+
+async def stored_bytes(store: Store) -> int:
+    """Return how large the database is, with what its log still holds."""
+    size = "SELECT pg_database_size(current_database())"
+    with store._engine.connect() as connection:
+        if store.url.is_sqlite:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        return int(connection.exec_driver_sql(size).scalar_one())
+
+
+async def test_a_turn_stores_what_it_adds_however_long_the_session_is(local: LocalStore) -> None:
+    # BR-71
+    chat, sessions = Agent(ScriptedModel("Yes.")).session("s", store=local), SessionStore(local)
+    await chat.run("Are you there?")
+    said = [{"role": role, "content": role[0] * 1000} for role in ("user", "assistant")] * 500
+    for _ in range(10):
+        await sessions.append("s", said)
+    before = await stored_bytes(await local.store())
+    for _ in range(5):
+        await chat.run("And now?")
+    assert await stored_bytes(await local.store()) - before < 500_000
+    assert await chat.resume_point() is None
+    assert len(await history(local)) == 10_012

@@ -18,19 +18,27 @@ PAGE = 500
 class StoredItems:
     """The items of one history, in order, whatever they are."""
 
-    def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
+    def __init__(self, scope: str, last: int) -> None:
         self._scope, self._last = scope, last
-        self.stored = list(stored)
+        self.stored: list[StoredItem] = []
 
     @classmethod
     async def load(cls, store: Store, scope: str) -> Self:
-        """Read a history as it is committed."""
-        last, found = await store.read.last_item(scope), list[StoredItem]()
+        """Read a history as it is committed, page by page: a long one holds the event loop for no longer than a page."""
+        items = cls(scope, await store.read.last_item(scope))
         while page := await store.read.items(
-            scope, after=found[-1].position if found else None, newest_first=False, limit=PAGE, patient=True
+            scope,
+            after=items.stored[-1].position if items.stored else None,
+            newest_first=False,
+            limit=PAGE,
+            patient=True,
         ):
-            found += page
-        return cls(scope, last, found)
+            items._take(page)
+        return items
+
+    def _take(self, page: Sequence[StoredItem]) -> None:
+        """Take in what was read."""
+        self.stored += page
 
     def refuse_known(self, ids: Iterable[str]) -> None:
         """Raise RunFailed for an id that is in the history, or twice among these: the store keeps the first only."""
@@ -53,9 +61,9 @@ class StoredItems:
 class Items(StoredItems):
     """The messages of one history, in order, each with the id of its item."""
 
-    def __init__(self, scope: str, last: int, stored: Sequence[StoredItem]) -> None:
-        super().__init__(scope, last, stored)
-        self.messages = [message_of(one) for one in stored]
+    def __init__(self, scope: str, last: int) -> None:
+        super().__init__(scope, last)
+        self.messages: list[Message] = []
         self.approvals: dict[str, Approval] = {}
         """What is known of decisions about the open calls, by the calls' keys."""
 
@@ -66,6 +74,10 @@ class Items(StoredItems):
         if opened := items.open_calls():
             items.decided(await store.read.approvals(scope, list(opened)))
         return items
+
+    def _take(self, page: Sequence[StoredItem]) -> None:
+        super()._take(page)
+        self.messages += [message_of(one) for one in page]
 
     def open_calls(self) -> dict[str, CallRequest]:
         """Return the calls of the last answer that have no result, by their keys."""

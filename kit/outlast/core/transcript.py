@@ -113,9 +113,9 @@ class Message:
 
         Members it does not know are left out, and so is null; a stop reason it does not know becomes `UNKNOWN`.
         """
-        if not isinstance(value, Mapping) or _of(Role, value.get("role")) is None:
+        role = _of(Role, value.get("role")) if isinstance(value, Mapping) else None
+        if role is None:
             raise _wrong("role", f"a message is an object with a role: {', '.join(Role)}")
-        role = Role(value["role"])
         for name, owner in _OWNERS.items():
             if value.get(name) and role is not owner:
                 raise _wrong(name, f"only a message of the role {owner} has {name}")
@@ -175,11 +175,14 @@ def open_calls(transcript: Transcript) -> dict[int, CallRequest]:
 
 def last_answer(transcript: Transcript) -> int | None:
     """Return where the last message of a model is."""
-    return max((index for index, message in enumerate(transcript) if message.role is Role.ASSISTANT), default=None)
+    return next((at for at in reversed(range(len(transcript))) if transcript[at].role is Role.ASSISTANT), None)
 
 
 def _of(kind: type[E], value: Any) -> E | None:
-    return kind(value) if isinstance(value, str) and value in set(kind) else None
+    try:
+        return kind(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:
