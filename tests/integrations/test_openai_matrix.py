@@ -290,7 +290,8 @@ def spread(places: list[KillAt], count: int, offset: int) -> list[KillAt]:
 def places(harness: KillHarness, provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> list[KillAt]:
     folder = tmp_path_factory.mktemp("trace")
     group = Group(harness, provider, wire="responses", streamed=True, shapes=SHAPES)
-    return group.places(folder, f"sqlite:///{folder / 'state.db'}")
+    found = group.places(folder, f"sqlite:///{folder / 'state.db'}")
+    return [place for place in found if not place.point.startswith("migrate.")]  # the runs find their tables made
 
 
 @pytest.mark.parametrize(("wire", "streamed"), WAYS)

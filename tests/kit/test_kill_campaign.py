@@ -141,9 +141,9 @@ def check(found: dict[str, Any], effects: EffectsLog) -> None:
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_any_boundary_loses_nothing_and_repeats_nothing(
-    harness: KillHarness, store_url: str, tmp_path: Path, fresh_url: Any, every: bool
+    harness: KillHarness, tmp_path: Path, fresh_url: Any, every: bool
 ) -> None:
-    arguments = {"url": store_url, "effects": str(tmp_path / "trace"), "folder": str(tmp_path)}
+    arguments = {"url": fresh_url(), "effects": str(tmp_path / "trace"), "folder": str(tmp_path)}
     chosen = places(harness.trace(live, arguments), every)
     assert len({place.point for place in chosen}) >= 25
     for index, place in enumerate(chosen):

@@ -25,7 +25,7 @@ async def test_a_store_that_is_not_there_is_not_made_by_looking(fresh_url: Calla
     if url.startswith("sqlite"):
         with pytest.raises(StoreSetupError, match="there is no store at"):
             await Store.revision(url)
-        assert not list(tmp_path.glob("*.db*"))
+        assert not list(tmp_path.glob(f"{Path(url).name}*"))
     else:
         assert await Store.revision(url) is None
     await (await Store.open(url)).close()
