@@ -159,7 +159,7 @@ class Observer(RunHooks[Any]):
         if call is not None:
             if await self._run.journal.start(call) is not None:
                 raise RuntimeError(f"the call {call.key} of {call.name!r} was answered before")
-            faults.reach("tool.before_body")
+            self._run.journal.enter(call)
 
     @at_the_border
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: object) -> None:

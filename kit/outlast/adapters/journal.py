@@ -93,6 +93,7 @@ class ToolJournal:
         self._rows: dict[str, Call] = {}
         self._new: set[str] = set()
         self._busy: set[str] = set()
+        self._again: set[str] = set()
         self._tokens: dict[str, str] = {}
 
     def pending(self, calls: Sequence[ToolCall]) -> list[Part]:
@@ -120,6 +121,7 @@ class ToolJournal:
         answer, enters = self._answer(call, row), False
         if answer is INTERRUPTED and again is not None and row is not None and self._was_left(row):
             enters = await again()
+            self._again |= {call.key} if enters else set()
         if answer is not None and not enters:
             return await self._answered(call, row, answer)
         await self._context.assured()
@@ -141,12 +143,16 @@ class ToolJournal:
     def body(self, call: ToolCall) -> Iterator[None]:
         """Surround the body of a started call."""
         token = _CURRENT.set(self._describe(call))
-        faults.reach("tool.before_body")
+        self.enter(call)
         try:
             yield
         finally:
             _CURRENT.reset(token)
         faults.reach("tool.after_body")
+
+    def enter(self, call: ToolCall) -> None:
+        """Tell tests that the body of a started call is entered, where `body` cannot surround it."""
+        faults.enter(call.key, call.name, repeatable=call.key in self._again or call.name in self._rerun_safe)
 
     def name(self, call: ToolCall | None) -> None:
         """Name the call in the context of the caller, from which a framework is about to run its body by itself.

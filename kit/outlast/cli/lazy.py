@@ -38,6 +38,9 @@ OWN = {
     ),
     "approvals": Lazy("outlast.cli.approvals", "main", "See what waits for a person, and decide."),
     "memory": Lazy("outlast.cli.memory", "main", "See and change what is known about somebody."),
+    "crashtest": Lazy(
+        "outlast.testing.cli", "crashtest", "Kill an agent wherever a run is stored, and see that it comes back."
+    ),
     "workers": Lazy("outlast.cli.workers", "workers", "List the workers of a store."),
     "store": Lazy("outlast.cli.store", "main", "Look after a database: migrate, status, prune, backup."),
     "doctor": Lazy(

@@ -2,11 +2,13 @@
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -87,6 +89,15 @@ async def listed(
             found.append([show(thing) for show in columns.values()])
     if not json:
         table(list(columns), found)
+
+
+@contextmanager
+def progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Give what is told how much is done; shown on a terminal only, apart from what is printed."""
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def key(name: str) -> Show:

@@ -2,19 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from outlast.cli.access import opened_store, store_url
 from outlast.cli.errors import USAGE, command, fail
 from outlast.cli.options import Json, StoreUrl, Yes, confirm
-from outlast.cli.output import duration, fields, say, size, write_json
+from outlast.cli.output import duration, fields, progress, say, size, write_json
 from outlast.core.records import Status
 from outlast.core.times import shown
 from outlast.engine.settings import EngineSettings
@@ -106,7 +102,7 @@ async def prune(
         removed = 0
         if found and not dry_run:
             confirm(f"Delete {found} runs and their logs?", yes)
-            with _progress("deleting", json) as advance:
+            with progress("deleting", json) as advance:
                 for one in ended:
                     while count := await opened.remove_old(status=one, age_ms=age_ms, keep_ms=keep_ms, limit=BATCH):
                         removed += count
@@ -127,7 +123,7 @@ async def backup(
     The copy is a store: serve it by --store sqlite:///FILE, or put it where the old one was while nothing runs.
     """
     async with opened_store(store) as opened:
-        with _progress("copying", json) as advance:
+        with progress("copying", json) as advance:
             count = await asyncio.get_running_loop().run_in_executor(None, copy, opened.url, file, advance)
     write_json({"file": str(file), "bytes": count}) if json else say(f"{file} has the store, {size(count)}")
 
@@ -137,12 +133,3 @@ def _seconds(age: str) -> float:
     if found is None:
         fail(f"--older-than {age!r} is no age such as 12h, 30d or 8w", USAGE)
     return float(found[1]) * _SECONDS[found[2]]
-
-
-@contextmanager
-def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Give what is told how much is done; shown on a terminal only, apart from what is printed."""
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

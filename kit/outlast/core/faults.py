@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 Hook = Callable[[str], None]
+Entered = Callable[[str, str, bool], None]
+"""Is told the key of a tool call, the name of its tool, and whether the call may be entered by another attempt too."""
 
 TRANSACTIONS = (
     "migrate",
@@ -55,6 +57,7 @@ POINTS = (
 """Every point, in no particular order."""
 
 _hook: Hook | None = None
+_entered: Entered | None = None
 
 
 def active() -> bool:
@@ -68,7 +71,14 @@ def reach(point: str) -> None:
         _hook(point)
 
 
-def install(hook: Hook | None) -> None:
-    """Set the hook of this process, or remove it with None. Only `outlast.testing` calls this."""
-    global _hook
-    _hook = hook
+def enter(key: str, name: str, *, repeatable: bool) -> None:
+    """Reach `tool.before_body`, and tell that the body of a call is entered now."""
+    reach("tool.before_body")
+    if _entered is not None:
+        _entered(key, name, repeatable)
+
+
+def install(hook: Hook | None, entered: Entered | None = None) -> None:
+    """Set the hooks of this process, or remove them with None. Only `outlast.testing` calls this."""
+    global _hook, _entered
+    _hook, _entered = hook, entered

@@ -214,7 +214,7 @@ class InvocationContext:
             await self.write(parts=[part], progress=True)
 
         try:
-            faults.reach("tool.before_body")
+            faults.enter(f"{scope}:{key}", key, repeatable=False)
             value = await call(function, *arguments)
             faults.reach("tool.after_body")
             jsontext.encode(value)

@@ -60,9 +60,9 @@ class Request:
 class Recorder:
     """Write down every point that is reached, and carry out the faults there."""
 
-    def __init__(self, faults: list[Fault], path: Path, channel: socket.socket) -> None:
+    def __init__(self, faults: list[Fault], folder: Path, channel: socket.socket) -> None:
         self._faults = faults
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file, self._entered = (_appending(folder / name) for name in ("reached", "entered"))
         self._channel = channel
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -75,6 +75,10 @@ class Recorder:
         for fault in self._faults:
             if (fault.point, fault.nth) == (point, nth):
                 self._carry_out(fault.kind)
+
+    def entered(self, key: str, name: str, repeatable: bool) -> None:
+        """Write down that the body of a tool call was entered."""
+        os.write(self._entered, f"{json.dumps([key, name, repeatable])}\n".encode())
 
     def _carry_out(self, kind: FaultKind) -> None:
         if kind == "kill":
@@ -92,7 +96,8 @@ def run(folder: Path, channel: socket.socket) -> int:
     try:
         _detach(folder)
         request = Request.load(folder)
-        faults.install(Recorder(request.faults, folder / "reached", channel))
+        recorder = Recorder(request.faults, folder, channel)
+        faults.install(recorder, recorder.entered)
         result = json.dumps(_call(request))
     except SystemExit:
         raise
@@ -122,8 +127,12 @@ def _load_file(name: str, path: Path) -> ModuleType:
     return module
 
 
+def _appending(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
 def _detach(folder: Path) -> None:
-    log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log = _appending(folder / "log")
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -4,7 +4,6 @@ A warm process imports everything once and forks for each case, so a case costs 
 """
 
 import contextlib
-import importlib.util
 import inspect
 import json
 import os
@@ -38,7 +37,7 @@ ABORT_SECONDS = 5.0
 DRIVERS = ("sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from outlast.testing import _warm; _warm.main(int(sys.argv[2]), sys.argv[3])"
+    "from outlast.testing import _warm; _warm.main(int(sys.argv[2]), *sys.argv[3:])"
 )
 
 
@@ -91,6 +90,15 @@ _KINDS: dict[type[_At], _case.FaultKind] = {KillAt: "kill", HoldAt: "hold", Stop
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A tool call whose body was entered: its key, the tool, and whether another attempt may enter it again."""
+
+    key: str
+    name: str
+    repeatable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Tell how a case ended: the exit code, the points it reached in order, and what it printed."""
 
@@ -99,6 +107,8 @@ class Ended:
     log: str
     error: str | None
     value: Any = None
+    entered: tuple[Entered, ...] = ()
+    """The bodies of tool calls that were entered, in order."""
 
     @property
     def killed(self) -> bool:
@@ -214,7 +224,8 @@ class Child:
         if not error and exit_code not in (0, -signal.SIGKILL):
             error = f"the process ended with exit code {exit_code}\n{self._read('log')}"
         value = json.loads(self._read("result.json") or "null")
-        return Ended(exit_code, self._reached(), self._read("log"), error, value)
+        entered = tuple(Entered(*json.loads(line)) for line in self._read("entered").splitlines())
+        return Ended(exit_code, self._reached(), self._read("log"), error, value, entered)
 
     def _reached(self) -> tuple[str, ...]:
         return tuple(self._read("reached").splitlines())
@@ -228,13 +239,20 @@ class KillHarness:
     """Run scenarios in child processes within a `with` block; what is still running at its end is killed.
 
     `preload` names modules, and `.py` files, that the children find imported, besides the database drivers;
-    `preload=[__file__]` warms a test file with all its imports. A case that takes longer than `timeout_seconds` is
+    `preload=[__file__]` warms a test file with all its imports. `libraries` are modules that are imported as far as
+    they can be. A case that takes longer than `timeout_seconds` is
     aborted. Each case is a process group: when its process ends, what it started ends too.
     """
 
-    def __init__(self, *, preload: Sequence[str] = (), timeout_seconds: float = HANG_SECONDS) -> None:
-        drivers = [name for name in DRIVERS if importlib.util.find_spec(name)]
-        self._preload = drivers + [_absolute(reference) for reference in preload]
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        libraries: Sequence[str] = (),
+        timeout_seconds: float = HANG_SECONDS,
+    ) -> None:
+        self._libraries = [*libraries, *DRIVERS]
+        self._preload = [_absolute(reference) for reference in preload]
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._children: list[Child] = []
@@ -328,7 +346,8 @@ class KillHarness:
         return False
 
     def _spawn(self, control: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), str(control), json.dumps(self._preload)]
+        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), str(control)]
+        command += [json.dumps(self._libraries), json.dumps(self._preload)]
         with (Path(self._folder.name) / "log").open("wb") as log:
             return subprocess.Popen(
                 command,

@@ -2,13 +2,16 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
 from outlast.store import Store
+from outlast.testing.crashtest import Report
+from outlast.testing.crashtest import crashtest as run_crashtest
 from outlast.testing.postgres import PostgresServer, PostgresUnavailable, find_binaries
 
 
@@ -45,6 +48,20 @@ def postgres_template(postgres_server: PostgresServer) -> str:
     url = postgres_server.create_database()
     _make_tables(url)
     return str(make_url(url).database)
+
+
+@pytest.fixture
+def crashtest() -> Callable[..., Report]:
+    """Give `outlast.testing.crashtest.crashtest`; the test fails where a run does not come back, or a tool runs twice."""
+
+    def check(target: str, input: Any, **options: Any) -> Report:
+        __tracebackhide__ = True
+        report = run_crashtest(target, input, **options)
+        if not report.ok:
+            pytest.fail(str(report))
+        return report
+
+    return check
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
