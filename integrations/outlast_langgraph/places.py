@@ -28,9 +28,9 @@ def namespace(config: RunnableConfig) -> str:
     return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
 
 
-def checkpoint(config: RunnableConfig) -> str:
-    """Return the id of the checkpoint of the graph whose task the code runs in."""
-    above = namespace(config).rpartition("|")[0]
+def checkpoint(config: RunnableConfig, task: str) -> str:
+    """Return the id of the checkpoint of the graph whose task, or a graph without checkpoints in it, the code runs in."""
+    above = task.rpartition("|")[0]
     return str((config["configurable"].get("checkpoint_map") or {}).get(above, ""))
 
 

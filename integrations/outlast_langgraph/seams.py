@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import concurrent.futures
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.pregel import Pregel
+from langgraph.pregel._loop import AsyncPregelLoop, PregelLoop, SyncPregelLoop
 from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
 
@@ -44,6 +46,7 @@ PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_wrap_tool_call", "_awrap_tool_call", "_messages_key")),
     (PregelNode, ("bound", "subgraphs")),
 )
+_LOOP_FIELD = "_checkpointer_put_after_previous"
 _SCRATCHPAD_FIELD = "subgraph_counter"
 
 _MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
@@ -65,6 +68,9 @@ def check() -> None:
         for owner, names in PINNED_FIELDS
         for name in names
         if not hasattr(sample[owner], name)
+    ]
+    missing += [
+        f"{loop.__name__}.{_LOOP_FIELD}" for loop in (SyncPregelLoop, AsyncPregelLoop) if not hasattr(loop, _LOOP_FIELD)
     ]
     if _SCRATCHPAD_FIELD not in PregelScratchpad.__dataclass_fields__:
         missing.append(f"PregelScratchpad.{_SCRATCHPAD_FIELD}")
@@ -96,6 +102,7 @@ def instrument(
     no copy can reach them. Without a run they behave as before.
     """
     see_tools()
+    wait_for_nothing()
     made = Instrumented(graph)
     made.graph = _copied(
         graph, {"checkpointer": checkpointer, "store": store if graph.store is None else graph.store}, made, ""
@@ -130,11 +137,6 @@ def _guarded_body(body: Any, made: Instrumented, where: str) -> Any:
     if isinstance(body, ToolNode):
         return guard(body, made)
     if isinstance(body, Pregel):
-        if body.checkpointer is False:
-            raise TypeError(
-                f"the subgraph {where!r} is compiled with checkpointer=False: it keeps nothing to recover from, and LangGraph "
-                "cannot run it durably; compile it without that option"
-            )
         return _copied(body, {}, made, f"{where}/")
     if isinstance(body, RunnableSequence):
         steps = [_guarded_body(step, made, where) for step in body.steps]
@@ -253,6 +255,41 @@ AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
 
 # Tools, wherever they run -----------------------------------------------------------------------------------------
+
+
+class _NothingToWaitFor:
+    """What a graph without checkpoints waits for after each step; one with checkpoints sets its own in its place."""
+
+    def __init__(self, done: Callable[[], Any]) -> None:
+        self._done = done
+
+    def __get__(self, loop: PregelLoop | None, owner: type) -> Any:
+        if loop is None or getattr(loop, _LOOP_FIELD) is not None:
+            raise AttributeError("_put_checkpoint_fut")
+        return self._done()
+
+
+def wait_for_nothing() -> None:
+    """Let a graph without checkpoints run inside one whose durability is "sync".
+
+    It takes over the durability, and then LangGraph 1.2 waits for the checkpoint of each step without asking whether
+    there is one: AttributeError, `_put_checkpoint_fut`.
+    """
+    for loop, done in ((SyncPregelLoop, _done), (AsyncPregelLoop, _done_here)):
+        if "_put_checkpoint_fut" not in vars(loop):
+            setattr(loop, "_put_checkpoint_fut", _NothingToWaitFor(done))  # noqa: B010 - it is not declared there
+
+
+def _done() -> "concurrent.futures.Future[None]":
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.set_result(None)
+    return future
+
+
+def _done_here() -> "asyncio.Future[None]":
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future
 
 
 def see_tools() -> None:

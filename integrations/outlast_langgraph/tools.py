@@ -221,7 +221,7 @@ class Called:
         await self._observer.stored()
         if self._place in self._observer.models:
             self._observer.models.discard(self._place)
-            run, step = self._observer.run, places.checkpoint(self._config)
+            run, step = self._observer.run, places.checkpoint(self._config, self._place)
             await run.context.write(parts=[run.journal.used(f"{LOOP}{step}:{self._place}")])
 
 

@@ -239,6 +239,28 @@ def one_node(world: World) -> Any:
     return around(loop)
 
 
+def without_checkpoints(world: World) -> Any:
+    return around(create_agent(world.model, world.tools(), checkpointer=False))
+
+
+def without_checkpoints_in_function(world: World) -> Any:
+    inner: Any = create_agent(world.model, world.tools(), checkpointer=False)
+
+    async def run_inner(state: MessagesState) -> dict[str, Any]:
+        return {"messages": (await inner.ainvoke({"messages": state["messages"]}))["messages"]}
+
+    return around(run_inner)
+
+
+def without_checkpoints_in_thread(world: World) -> Any:
+    inner: Any = create_agent(world.model, world.sync_tools(), checkpointer=False)
+
+    def run_inner(state: MessagesState) -> dict[str, Any]:
+        return {"messages": inner.invoke({"messages": state["messages"]})["messages"]}
+
+    return around(run_inner)
+
+
 # What the model sees as the results of `a` and `b` after the recovery.
 SHAPES: dict[str, tuple[Callable[[World], Any], list[str]]] = {
     shape.__name__: (shape, results)
@@ -353,20 +375,20 @@ def test_every_shape_on_every_store(
     check(harness, store_url, tmp_path, shape)
 
 
-def test_node_that_is_a_whole_loop_is_refused(harness: KillHarness, tmp_path: Path) -> None:
-    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "shape": "one_node", "folder": str(tmp_path)}
+@pytest.mark.parametrize(
+    "shape", ["one_node", "without_checkpoints", "without_checkpoints_in_function", "without_checkpoints_in_thread"]
+)
+def test_a_loop_of_which_nothing_is_kept_runs_and_repeats_no_tool(
+    harness: KillHarness, tmp_path: Path, shape: str
+) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "shape": shape, "folder": str(tmp_path)}
     assert harness.run(talk, {**where, "message": "hi", "kill": True}).killed
     recovered = harness.run(talk, {**where, "message": None}).result
     assert recovered["error"]["code"] == "cannot_recover"
-    assert EffectsLog(tmp_path / "effects").read() == ["a", "b"]
-    assert harness.run(talk, {**where, "message": "again"}).result["status"] == "completed"
-
-
-def test_subgraph_without_checkpoints_is_refused_when_wrapped(tmp_path: Path) -> None:
-    world = World(str(tmp_path), kill=False)
-    inner = create_agent(world.model, world.tools(), checkpointer=False)
-    with pytest.raises(TypeError, match="checkpointer=False"):
-        LangGraphAgent(around(inner))
+    assert sorted(EffectsLog(tmp_path / "effects").read()) == ["a", "b"]
+    again = harness.run(talk, {**where, "message": "again"}).result
+    assert (again["status"], again["text"]) == ("completed", "Done.")
+    assert sorted(EffectsLog(tmp_path / "effects").read()) == ["a", "a", "b", "b"]
 
 
 def test_pipe_is_refused_when_wrapped(tmp_path: Path) -> None:
