@@ -16,28 +16,31 @@ from outlast.core.transcript import CallRequest, Message, Role, StopReason
 INTERNAL = "outlast_internal"
 """Marks, in a message's `additional_kwargs`, one that a resume added."""
 
+_FIELDS = ("finish_reason", "stop_reason", "stopReason", "status")
+"""Where providers say why they stopped: OpenAI and Google, Anthropic, Bedrock, and OpenAI's Responses."""
+
 _STOPS = {
-    "stop": StopReason.STOP,
+    **{reason.value: reason for reason in StopReason},  # which scripted models use
     "end_turn": StopReason.STOP,
     "stop_sequence": StopReason.STOP,
     "completed": StopReason.STOP,
-    "tool_calls": StopReason.TOOL_CALLS,
     "function_call": StopReason.TOOL_CALLS,
     "tool_use": StopReason.TOOL_CALLS,
-    "length": StopReason.MAX_OUTPUT,
     "max_tokens": StopReason.MAX_OUTPUT,
     "max_output_tokens": StopReason.MAX_OUTPUT,
     "pause_turn": StopReason.PAUSED,
-    "refusal": StopReason.REFUSED,
-    "content_filter": StopReason.CONTENT_FILTER,
     "safety": StopReason.CONTENT_FILTER,
     "recitation": StopReason.CONTENT_FILTER,
     "blocklist": StopReason.CONTENT_FILTER,
     "prohibited_content": StopReason.CONTENT_FILTER,
     "spii": StopReason.CONTENT_FILTER,
+    "guardrail_intervened": StopReason.CONTENT_FILTER,
+    "content_filtered": StopReason.CONTENT_FILTER,
     "model_context_window_exceeded": StopReason.CONTEXT_FULL,
     "malformed_function_call": StopReason.MALFORMED_CALL,
     "unexpected_tool_call": StopReason.MALFORMED_CALL,
+    "malformed_tool_use": StopReason.MALFORMED_CALL,
+    "malformed_model_output": StopReason.MALFORMED_CALL,
 }
 
 
@@ -101,16 +104,21 @@ def stop_reason(answer: AIMessage) -> StopReason:
         return StopReason.TOOL_CALLS
     if answer.invalid_tool_calls:
         return StopReason.MALFORMED_CALL
-    if answer.additional_kwargs.get("refusal"):
+    if answer.additional_kwargs.get("refusal") or _has_refusal(answer.content):
         return StopReason.REFUSED
     metadata = answer.response_metadata
     incomplete = metadata.get("incomplete_details")
     reason = incomplete.get("reason") if isinstance(incomplete, Mapping) else None
-    word = reason or metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("status")
+    word = reason or next(filter(None, map(metadata.get, _FIELDS)), None)
     if not word:
         blocked = metadata.get("prompt_feedback") or {}
         return StopReason.CONTENT_FILTER if blocked.get("block_reason") else StopReason.STOP
     return _STOPS.get(_once(str(word).lower()), StopReason.UNKNOWN)
+
+
+def _has_refusal(content: Any) -> bool:
+    """Look for what OpenAI's Responses give in the place of text, with the status of an answer that is complete."""
+    return isinstance(content, list) and any(isinstance(one, dict) and one.get("type") == "refusal" for one in content)
 
 
 def _once(word: str) -> str:
