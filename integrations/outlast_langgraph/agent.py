@@ -12,6 +12,7 @@ from outlast.adapters.history import History
 from outlast.adapters.local import LocalStore
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.run import Run
+from outlast.adapters.threads import Source
 from outlast.core.records import Kind
 from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
@@ -20,6 +21,7 @@ from outlast_langgraph.graph import WrappedGraph
 from outlast_langgraph.saver import reading
 from outlast_langgraph.seams import is_function
 from outlast_langgraph.session import LangGraphSession
+from outlast_langgraph.states import States, StatesAsJSON
 from outlast_langgraph.turn import LangGraphTurn
 
 logger = logging.getLogger("outlast.langgraph")
@@ -61,6 +63,10 @@ class LangGraphAgent(DurableAgent):
     def session(self, id: str, *, store: LocalStore | str | None = None) -> LangGraphSession:
         """Return a conversation with the graph in this process, without a server; see `DurableAgent.session`."""
         return LangGraphSession(self, self._wrapped, id, store)
+
+    def session_states(self, store: Source, principal: str, session_id: str) -> StatesAsJSON:
+        """Return what clients of a server read and change of a session's states."""
+        return StatesAsJSON(States(self._wrapped, store, agent=self.name, principal=principal, session_id=session_id))
 
     def turn(self, run: Run) -> LangGraphTurn:
         given = None if run.context.kind is Kind.RESUME else self._wrapped.read_input(run.context.input)

@@ -153,7 +153,7 @@ class WrappedGraph:
         messages = value if isinstance(value, list) and value else [value]
         if all(isinstance(one, BaseMessage) for one in messages):
             return messages, messages[-1].text, None
-        return [], value if isinstance(value, str) else "", None if isinstance(value, str) else _plain(value)
+        return [], value if isinstance(value, str) else "", None if isinstance(value, str) else plain(value)
 
     def other_state(self, values: Any) -> dict[str, Any] | None:
         """Return what the state has beside the messages, as far as JSON can say it."""
@@ -201,7 +201,7 @@ def _fields(schema: Any) -> frozenset[str]:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value with its messages and models in forms that JSON has."""
     match value:
         case BaseMessage():
@@ -209,9 +209,9 @@ def _plain(value: Any) -> Any:
         case BaseModel():
             return value.model_dump(mode="json")
         case Mapping():
-            return {key: _plain(one) for key, one in value.items()}
+            return {key: plain(one) for key, one in value.items()}
         case list() | tuple():
-            return [_plain(one) for one in value]
+            return [plain(one) for one in value]
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value

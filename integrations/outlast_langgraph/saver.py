@@ -30,9 +30,8 @@ from outlast.adapters import history as stored
 from outlast.adapters import open_store
 from outlast.adapters.history import History, thread_name
 from outlast.adapters.run import Run
-from outlast.adapters.threads import Known, Threads, Writes
+from outlast.adapters.threads import Known, Source, Threads, Writes
 from outlast.core.portal import portal
-from outlast.sessions.session import StoreSource
 from outlast_langgraph.frames import Frames, refuse_pickle
 from outlast_langgraph.observer import Observer
 from outlast_langgraph.remembering import Memories, Memory
@@ -201,7 +200,7 @@ class StoreSaver(RunSaver):
 
     def __init__(
         self,
-        store: StoreSource | str | None = None,
+        store: Source | str | None = None,
         *,
         agent: str = "agent",
         principal: str = "local",

@@ -41,6 +41,38 @@ class Resumable(Protocol):
         ...
 
 
+class States(Protocol):
+    """The states of one session, as clients get them: objects with a `checkpoint_id`."""
+
+    async def state(self, checkpoint_id: str | None = None) -> dict[str, Any]:
+        """Return the state, now or at a checkpoint. Raises NotFound."""
+        ...
+
+    def history(self, *, before: str | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Give the states there were before a checkpoint, the newest first. Raises NotFound."""
+        ...
+
+    async def update(self, values: Any, *, as_node: str | None, checkpoint_id: str | None) -> dict[str, Any]:
+        """Change the state, or go on from the one at a checkpoint, changed, and return it.
+
+        Raises InvalidRequest, NotFound, SessionBusy and Conflict.
+        """
+        ...
+
+    async def fork(self, new_id: str | None, *, checkpoint_id: str | None) -> str:
+        """Copy the session, up to a checkpoint or whole, and return the id of the copy. Raises as `update` does."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An agent that keeps states of its sessions, now and before, and not items."""
+
+    def session_states(self, store: Store, principal: str, session_id: str) -> States:
+        """Return the states of a session."""
+        ...
+
+
 class ResumableAgent(Agent, Resumable, Protocol):
     """An agent that knows how its histories were interrupted."""
 

@@ -8,7 +8,10 @@ from outlast.sessions.session import StoreSource
 from outlast.store.store import Store
 from outlast.store.threads import Known, Loaded, Loading, Thread, Writes
 
-__all__ = ["Known", "Loaded", "Loading", "Threads", "Writes"]
+__all__ = ["Known", "Loaded", "Loading", "Source", "Threads", "Writes"]
+
+Source = Store | StoreSource
+"""A store, or what gives one."""
 
 
 class Threads:
@@ -17,7 +20,7 @@ class Threads:
     Changes raise SessionBusy while a run has the session, and InvalidRequest for a name that no session can have.
     """
 
-    def __init__(self, source: Store | StoreSource, *, agent: str, principal: str = "local") -> None:
+    def __init__(self, source: Source, *, agent: str, principal: str = "local") -> None:
         self._source, self._agent, self._principal = source, agent, principal
 
     async def ids(self) -> list[str]:
@@ -27,6 +30,11 @@ class Threads:
     async def history(self, id: str) -> History | None:
         """Return what a thread's checkpoints are read by, or None when there is no such thread."""
         return await History.of_session(await self._store(), self._principal, id)
+
+    async def reading(self, id: str) -> History:
+        """Return what a thread's checkpoints are read by; a thread that there is not has none."""
+        found = await self.history(id)
+        return found if found is not None else History.of_none(await self._store(), self._principal, id)
 
     async def put(self, id: str, checkpoint: Checkpoint, known: Known | None = None) -> Known | None:
         """Store a checkpoint, and go on from it; parts of the `known` one may be left out.

@@ -12,7 +12,7 @@ from outlast.client.sse import frames
 from outlast.client.transport import Transport
 from outlast.core.conversations import LARGEST_PAGE
 from outlast.core.errors import AgentResumeError, SessionBusy, SessionNotFound, StoreUnavailable
-from outlast.core.portal import Blocking, blocking, iterating
+from outlast.core.portal import Blocking, blocking, iterating, portal
 from outlast.core.reply import Reply, ended, reply_of
 from outlast.core.resume import ResumePoint, point_of_json
 
@@ -87,6 +87,47 @@ class RemoteSession:
             if page["next_cursor"] is None:
                 return found
             query["after"] = page["next_cursor"]
+
+    async def state(self, checkpoint_id: str | None = None) -> dict[str, Any]:
+        """Return the state that the agent keeps of the session, now or at a checkpoint. Reads only.
+
+        Raises NotFound, and Conflict (`unsupported_for_agent`) for an agent that keeps items.
+        """
+        query = {} if checkpoint_id is None else {"checkpoint_id": checkpoint_id}
+        found: dict[str, Any] = await self._transport.json("GET", f"{self._path()}/state", params=query)
+        return found
+
+    async def history(self, *, before: str | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Give the states the session had, the newest first, from before a checkpoint on. Raises as `state` does."""
+        query: dict[str, Any] = {} if before is None else {"before": before}
+        while True:
+            page = await self._transport.json("GET", f"{self._path()}/history", params=query)
+            for state in page["items"]:
+                yield state
+            if page["next_cursor"] is None:
+                return
+            query["before"] = page["next_cursor"]
+
+    async def update_state(
+        self, values: Any, *, as_node: str | None = None, checkpoint_id: str | None = None
+    ) -> dict[str, Any]:
+        """Change the state as if a node had written `values`, and return it; runs go on from there.
+
+        With `checkpoint_id` they go on from the state at that checkpoint, changed. Raises as `state` does, InvalidRequest,
+        SessionBusy, and AnswerLost when it is unknown whether it was done.
+        """
+        asked = {"values": values, "as_node": as_node, "checkpoint_id": checkpoint_id}
+        changed: dict[str, Any] = await self._transport.once("POST", f"{self._path()}/state", json=asked)
+        return changed
+
+    async def fork(self, new_id: str | None = None, *, checkpoint_id: str | None = None) -> "RemoteSession":
+        """Copy the session, up to a checkpoint of its history or whole, and return the copy: a session of its own.
+
+        Raises as `update_state` does, and Conflict (`session_exists`).
+        """
+        asked = {"id": new_id, "checkpoint_id": checkpoint_id}
+        made = await self._transport.once("POST", f"{self._path()}/fork", json=asked)
+        return RemoteSession(self._transport, made["id"], self._agent)
 
     async def cancel(self) -> bool:
         """Ask the run of this session to stop; say whether there was one. What it did so far is kept."""
@@ -168,4 +209,10 @@ class SyncRemoteSession(Blocking[RemoteSession]):
     stream_resume = iterating(RemoteSession.stream_resume)
     resume_point = blocking(RemoteSession.resume_point)
     messages = blocking(RemoteSession.messages)
+    state = blocking(RemoteSession.state)
+    history = iterating(RemoteSession.history)
+    update_state = blocking(RemoteSession.update_state)
     cancel = blocking(RemoteSession.cancel)
+
+    def fork(self, new_id: str | None = None, *, checkpoint_id: str | None = None) -> "SyncRemoteSession":
+        return portal().call(self._wrapped.fork(new_id, checkpoint_id=checkpoint_id)).sync

@@ -51,10 +51,11 @@ def page_answer(found: Sequence[T], limit: int, show: Callable[[T], str], cursor
 
 
 async def page_as_read(
-    found: AsyncIterator[T], limit: int, show: Callable[[T], str], cursor: Callable[[T], int]
+    found: AsyncIterator[T], limit: int, show: Callable[[T], str], cursor: Callable[[T], int | str]
 ) -> Response:
     """Return a page of what is read as it is taken, with not many more characters than PAGE_SIZE; at least one."""
-    shown, size, last = list[str](), 0, 0
+    shown, size = list[str](), 0
+    last: int | str = 0
     async for one in found:
         if len(shown) == limit or size >= PAGE_SIZE:
             return json_answer(project.page(shown, last))

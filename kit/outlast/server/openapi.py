@@ -349,11 +349,11 @@ _PATHS |= {
     "/api/sessions/{session_id}/fork": {
         **_SESSION,
         "post": _of_sessions(
-            "Copy a session, up to and with an item.",
+            "Copy a session, up to and with an item, or up to a checkpoint.",
             "fork_session",
             "201",
             _json("Session"),
-            requestBody=_fields(id=_NAME, up_to_item_id=_NAME, actor_id=_NAME, labels=_LABELS),
+            requestBody=_fields(id=_NAME, checkpoint_id=_NAME, up_to_item_id=_NAME, actor_id=_NAME, labels=_LABELS),
         ),
     },
     "/api/sessions/{session_id}/messages": {
@@ -369,6 +369,33 @@ _PATHS |= {
     "/api/sessions/{session_id}/resume-point": {
         **_SESSION,
         "get": _of_sessions("How it was interrupted.", "get_resume_point", "200", {"application/json": {}}),
+    },
+    "/api/sessions/{session_id}/state": {
+        **_SESSION,
+        "get": _of_sessions(
+            "The state its agent keeps of it, now or at a checkpoint.",
+            "get_session_state",
+            "200",
+            {"application/json": {}},
+            parameters=[_query("checkpoint_id", _NAME, "The id of a checkpoint of its history.")],
+        ),
+        "post": _of_sessions(
+            "Change its state, or go on from an earlier one, changed.",
+            "update_session_state",
+            "200",
+            {"application/json": {}},
+            requestBody=_fields(values={}, as_node=_NAME, checkpoint_id=_NAME),
+        ),
+    },
+    "/api/sessions/{session_id}/history": {
+        **_SESSION,
+        "get": _of_sessions(
+            "Page through its states, newest first.",
+            "list_session_states",
+            "200",
+            _page({"type": "object"}),
+            parameters=[_query("before", _NAME, "The id of a checkpoint, such as the last `next_cursor`."), _LIMIT],
+        ),
     },
     "/api/sessions/{session_id}/resume": {
         **_SESSION,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from outlast.adapters.session import Resumable
+from outlast.adapters.session import Resumable, Stateful, States
 from outlast.core import ids, jsontext
 from outlast.core.conversations import JSON_LINES, item_as_json, session_as_json
 from outlast.core.errors import AgentResumeError, Conflict, InvalidRequest, NotFound
@@ -54,6 +54,8 @@ class Sessions:
             "messages": {"GET": self.messages, "HEAD": self.messages},
             "resume-point": {"GET": self.resume_point, "HEAD": self.resume_point},
             "resume": {"POST": self.resume},
+            "state": {"GET": self.state, "HEAD": self.state, "POST": self.update_state},
+            "history": {"GET": self.history, "HEAD": self.history},
         }
         one = _OfOneSession({action: Methods(endpoints) for action, endpoints in below.items()})
         return [
@@ -134,7 +136,17 @@ class Sessions:
         return json_answer(jsontext.encode({"removed": removed}))
 
     async def fork(self, request: Request) -> Response:
-        fields = await self._fields(request, "id", "up_to_item_id", "actor_id", "labels")
+        """Copy a session: its items, or its states."""
+        fields = await self._fields(request, "id", "checkpoint_id", "up_to_item_id", "actor_id", "labels")
+        session = await self._store(request).get(_id(request))
+        if (checkpoint := _text(fields, "checkpoint_id")) is not None or self._keeps_checkpoints(session):
+            states = self._states(request, session)
+            if unknown := [name for name in ("up_to_item_id", "actor_id", "labels") if fields.get(name) is not None]:
+                raise InvalidRequest(
+                    f"`{unknown[0]}` is for copies of items", code="invalid_parameter", field=unknown[0]
+                )
+            copied = await states.fork(fields.get("id"), checkpoint_id=checkpoint)
+            return json_answer(_session(await self._store(request).get(copied)), 201)
         copy = await self._store(request).fork(
             _id(request), fields.get("id"), up_to_item_id=fields.get("up_to_item_id"), actor_id=fields.get("actor_id"),
             labels=fields.get("labels"),
@@ -166,6 +178,32 @@ class Sessions:
         except AgentResumeError:
             point = None
         return json_answer(f'{{"active":null,"point":{_point(point)}}}')
+
+    async def state(self, request: Request) -> Response:
+        """The state that the agent keeps of the session, now or at a checkpoint. Reads only."""
+        query = parameters.query(request, ("checkpoint_id",))
+        session = await self._store(request).get(_id(request))
+        found = await self._states(request, session).state(parameters.name(query, "checkpoint_id"))
+        return json_answer(jsontext.encode(found))
+
+    async def history(self, request: Request) -> Response:
+        """A page of states, the newest first; `before` is the `next_cursor` of the page before. Reads only."""
+        query = parameters.query(request, ("before", "limit"))
+        limit, before = parameters.limit(query.get("limit")), parameters.name(query, "before")
+        session = await self._store(request).get(_id(request))
+        found = self._states(request, session).history(before=before)
+        return await page_as_read(found, limit, jsontext.encode, lambda state: str(state["checkpoint_id"]))
+
+    async def update_state(self, request: Request) -> Response:
+        """Change the state as if a node had written it, or go on from an earlier one, changed."""
+        fields = await self._fields(request, "values", "as_node", "checkpoint_id")
+        if fields.get("values") is None:
+            raise InvalidRequest("`values` is what is to be changed", code="invalid_parameter", field="values")
+        session = await self._store(request).get(_id(request))
+        changed = await self._states(request, session).update(
+            fields["values"], as_node=_text(fields, "as_node"), checkpoint_id=_text(fields, "checkpoint_id")
+        )
+        return json_answer(jsontext.encode(changed))
 
     async def resume(self, request: Request) -> Response:
         """Go on where the session was interrupted, as a run without a message of its own."""
@@ -228,8 +266,19 @@ class Sessions:
     async def _refuse_checkpoints(self, request: Request) -> None:
         """Refuse items that the session's agent would never read."""
         session = await self._store(request).get(_id(request))
-        if getattr(self._server.agents.by_name().get(session.agent), "history", "items") == "checkpoints":
+        if self._keeps_checkpoints(session):
             raise kept_as_checkpoints(session.agent)
+
+    def _keeps_checkpoints(self, session: Session) -> bool:
+        return getattr(self._server.agents.by_name().get(session.agent), "history", "items") == "checkpoints"
+
+    def _states(self, request: Request, session: Session) -> States:
+        agent = self._agent_of(session)
+        if not isinstance(agent, Stateful):
+            raise Conflict(
+                f"the agent {session.agent!r} keeps items, and no states of its sessions", code="unsupported_for_agent"
+            )
+        return agent.session_states(self._server.runtime().store, caller(request).principal, session.id)
 
     def _store(self, request: Request) -> SessionStore:
         runtime = self._server.runtime()
@@ -269,6 +318,12 @@ def _id(request: Request) -> str:
         raise InvalidRequest(
             "the session id in the path is not UTF-8", code="invalid_session_id", field="session_id"
         ) from None
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    """Return a field that is a name, None when it is not there."""
+    found = fields.get(name)
+    return None if found is None else ids.name(found, name)
 
 
 def _session(session: Session) -> str:

@@ -153,6 +153,14 @@ _INSERT = Statement(
     VALUES (:principal, :id, :agent, :principal, {now}, {now}) ON CONFLICT (principal, id) DO NOTHING
     """
 )
+_INSERT_COPY = Statement(
+    """
+    INSERT INTO {p}sessions (principal, id, agent, actor_id, forked_from, created_at, last_activity)
+    SELECT s.principal, CAST(:new AS text), s.agent, s.actor_id, s.id, {now}, {now}
+    FROM {p}sessions s WHERE s.principal = :principal AND s.id = :id
+    ON CONFLICT (principal, id) DO NOTHING
+    """
+)
 _TOUCH = Statement(
     "UPDATE {p}sessions SET last_activity = {now} WHERE principal = :principal AND id = :id RETURNING number, agent"
 )
@@ -322,6 +330,7 @@ def _copy(connection: Connection, source: Thread, target_id: str) -> None:
     if (locked := _locked(connection, source.principal, source.id)) is None:
         return
     scope = locked.scope
+    connection.send(_INSERT_COPY, principal=source.principal, id=source.id, new=target_id)
     new = _opened(connection, source._replace(id=target_id)).scope
     for statement in _COPY:
         connection.send(statement, scope=scope, new=new)
