@@ -8,7 +8,6 @@ from agents import (
     ApplyPatchTool,
     ComputerTool,
     CustomTool,
-    FunctionTool,
     Handoff,
     LocalShellTool,
     ProgrammaticToolCallingTool,
@@ -42,7 +41,6 @@ class Graph:
             self.agents[agent.name] = agent
         for agent in self.agents.values():
             _check_tools(agent)
-            _check_inner(agent, [])
         for agent in _all(self.agents.values()):
             for server in agent.mcp_servers:
                 _check_server(agent, server)
@@ -124,20 +122,3 @@ def _check_tools(agent: Agent[Any]) -> None:
             raise CannotBeDurable(
                 f"{agent.name}: approvals are for function tools; make {tool.name!r} one, or leave needs_approval out"
             )
-
-
-def _check_inner(agent: Agent[Any], known: list[Agent[Any]]) -> None:
-    """Refuse approvals inside of agents that are tools: their inner state is not kept."""
-    for inner in seams.agents_in_tools(agent):
-        for one in _reachable(inner, []):
-            asking = [
-                tool.name for tool in one.tools if isinstance(tool, FunctionTool) and tool.needs_approval is not False
-            ]
-            if asking:
-                raise CannotBeDurable(
-                    f"{agent.name}: the tool {asking[0]!r} of the agent {one.name!r}, which is a tool itself, needs an approval; "
-                    "ask for it around the agent, by `as_tool(…, needs_approval=True)`"
-                )
-            if not any(one is seen for seen in known):
-                known.append(one)
-                _check_inner(one, known)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from outlast.core import jsontext
+from outlast.core.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 
@@ -52,6 +53,14 @@ def uses_tool(item: Item) -> bool:
 def as_text(value: Any) -> str:
     """Return a value as a model is told it."""
     return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
+
+
+def parsed(arguments: str) -> Any:
+    """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
+    try:
+        return jsontext.parse(arguments.encode()) if arguments else {}
+    except (InvalidRequest, UnicodeEncodeError):
+        return arguments
 
 
 def output_of(call: Item, output: Any) -> dict[str, Any]:

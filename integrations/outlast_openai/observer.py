@@ -18,6 +18,7 @@ from agents.tool_context import ToolContext
 from agents.usage import Usage
 
 from outlast.adapters import approvals
+from outlast.adapters.approvals import Question
 from outlast.adapters.events import Event, Message
 from outlast.adapters.journal import Outcome, ToolCall, finished
 from outlast.adapters.outputs import total
@@ -25,7 +26,7 @@ from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import AWAITS, StopReason
-from outlast_openai import seams
+from outlast_openai import inside, seams
 from outlast_openai.config import Config
 from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
@@ -113,6 +114,8 @@ class Observer(RunHooks[Any]):
         self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
         """Whether a guardrail may answer a call before a person is asked."""
         self._calls: dict[str, ToolCall] = {}
+        self._agents: dict[str, ToolContext[Any]] = {}
+        """The contexts of the agents that were called as tools, by the calls' keys."""
         self._next_agent: str | None = None
         self._narrows = False
         """Whether what the next agent sees is not the history."""
@@ -160,6 +163,8 @@ class Observer(RunHooks[Any]):
             if await self._run.journal.start(call) is not None:
                 raise RuntimeError(f"the call {call.key} of {call.name!r} was answered before")
             faults.reach("tool.before_body")
+            if seams.is_agent(tool):
+                self._agents[call.key] = context
 
     @at_the_border
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: object) -> None:
@@ -183,6 +188,10 @@ class Observer(RunHooks[Any]):
     @at_the_border
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         await self._hooks.on_agent_end(context, agent, output)
+
+    def stopped(self) -> dict[str, ToolContext[Any]]:
+        """Return the contexts of the agents in tools that stopped for a person, by the keys of their calls."""
+        return {key: context for key, context in self._agents.items() if inside.stopped(context)}
 
     # What streams ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +251,8 @@ class Observer(RunHooks[Any]):
         self._calls = {call.call_id or "": call for call in opened}
         # A handoff runs code of the user before anybody hears of it: that it did not run can never be proven.
         journalled = [call for call in opened if not self._graph.is_handoff(said.agent.name, call.name)]
-        asking, asked = questions(self._run, self._conversation, [call for call in opened if self._waits(call, said)])
+        waiting = [Question.about(call) for call in opened if self._waits(call, said)]
+        asking, asked = questions(self._run, self._conversation, waiting)
         await self._write([*self._finished(said), *asked], [*parts, *self._run.journal.pending(journalled), *asking])
         if asking:
             await self._conversation.read_decisions(self._run.history)
@@ -369,17 +379,17 @@ class Observer(RunHooks[Any]):
         await self._run.context.write(events=events, parts=[*parts, *self._kept()], progress=True)
 
 
-def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:
-    """Return what asks a person about open calls, and only about these; a question that is open is not told again."""
-    if not calls:
+def questions(run: Run, conversation: Conversation, asked: Sequence[Question]) -> tuple[list[Any], list[Event]]:
+    """Return what asks a person this, and nothing else; a question that is open is not told again."""
+    if not asked:
         return [], []
     if run.context.session_id is None:
         raise RunFailed(
             "approval_needs_session",
-            f"the tool {calls[0].name!r} needs an approval, which comes by another run of the session; give this run a "
+            f"the tool {asked[0].name!r} needs an approval, which comes by another run of the session; give this run a "
             "session_id",
         )
-    parts, events = approvals.ask(run.history.scope, [approvals.Question.about(call) for call in calls])
+    parts, events = approvals.ask(run.history.scope, asked)
     return parts, [event for event in events if event["approval_id"] not in conversation.approvals]
 
 

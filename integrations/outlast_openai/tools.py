@@ -1,5 +1,6 @@
 """Runs a call that a person agreed to: the SDK does not, for its run is over by then."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, RunHooks
@@ -10,7 +11,9 @@ from outlast.adapters.journal import Outcome, ToolCall
 from outlast.adapters.run import Run
 from outlast.core import jsontext
 from outlast.core.errors import LeaseLost
-from outlast_openai import seams
+from outlast.core.records import Approval
+from outlast_openai import inside, seams
+from outlast_openai.inside import Parked
 from outlast_openai.items import Item
 from outlast_openai.observer import outcome_of
 
@@ -24,8 +27,14 @@ async def body(
     context: Any,
     config: RunConfig | None,
     hooks: RunHooks[Any] | None,
-) -> Outcome:
-    """Run the tool of a started call and return its outcome; whatever it raises is told to the model."""
+    parked: Parked | None,
+    decided: Mapping[str, Approval],
+) -> Outcome | ToolContext[Any]:
+    """Run the tool of a started call and return its outcome; whatever it raises is told to the model.
+
+    An agent that was `parked` in it goes on as was `decided`; where one stops for a person, the context it was called with is
+    returned.
+    """
     arguments = call.arguments if isinstance(call.arguments, str) else jsontext.encode(call.arguments)
     asked = ResponseFunctionToolCall.model_validate({**item, "arguments": arguments})
     wrapper = RunContextWrapper(context)
@@ -35,13 +44,19 @@ async def body(
     given: ToolContext[Any] = ToolContext.from_agent_context(
         wrapper, asked.call_id, tool_call=asked, agent=agent, run_config=config
     )
+    seams.alone(given)
     if seams.is_agent(tool):
         run.journal.name(None)
     heard = [one for one in (hooks, agent.hooks) if one is not None]
     try:
-        for one in heard:
-            await one.on_tool_start(given, agent, tool)
-        result = await seams.invoke(tool, given, agent, arguments)
+        if parked is not None:
+            await inside.go_on(tool, given, parked, decided)
+        else:
+            for one in heard:
+                await one.on_tool_start(given, agent, tool)
+        result = await seams.invoke(tool, given, agent, arguments, goes_on=parked is not None)
+        if inside.stopped(given):
+            return given
         for one in heard:
             await one.on_tool_end(given, agent, tool, result)
     except LeaseLost:
