@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from agents import Agent, FunctionTool, Handoff, RunState, agent_tool_state
+from agents import Agent, FunctionTool, Handoff, RunContextWrapper, RunState, agent_tool_state
 from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
 from agents.result import RunResult, RunResultStreaming
 from agents.run_internal import tool_execution
 from agents.tool import invoke_function_tool
 from agents.tool_context import ToolContext
+from openai.types.responses import ResponseFunctionToolCall
 
 _FUNCTIONS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (tool_execution, ("_execute_tool_input_guardrails", "_execute_tool_output_guardrails")),
+    (tool_execution, ("_execute_tool_input_guardrails", "_execute_tool_output_guardrails", "function_needs_approval")),
     (
         agent_tool_state,
         ("get_agent_tool_state_scope", "peek_agent_tool_run_result", "record_agent_tool_resume_state",
@@ -125,6 +126,12 @@ def resume_inner(context: ToolContext[Any], state: RunState[Any, Any]) -> None:
 def alone(context: ToolContext[Any]) -> None:
     """Keep a call apart from all that look like it: the SDK finds where agents wait by what their calls look like."""
     agent_tool_state.set_agent_tool_state_scope(context, uuid.uuid4().hex)
+
+
+async def needs_approval(tool: FunctionTool, context: RunContextWrapper[Any], call: ResponseFunctionToolCall) -> bool:
+    """Say, as the SDK would, whether a person decides about a call."""
+    found = await tool_execution.function_needs_approval(tool, context, call)
+    return found.outcome != "invoke"
 
 
 async def invoke(

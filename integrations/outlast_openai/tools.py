@@ -35,8 +35,7 @@ async def body(
     An agent that was `parked` in it goes on as was `decided`; where one stops for a person, the context it was called with is
     returned.
     """
-    arguments = call.arguments if isinstance(call.arguments, str) else jsontext.encode(call.arguments)
-    asked = ResponseFunctionToolCall.model_validate({**item, "arguments": arguments})
+    asked = _asked(call, item)
     wrapper = RunContextWrapper(context)
     tool = await _find(agent, call.name, wrapper)
     if tool is None:
@@ -54,7 +53,7 @@ async def body(
         else:
             for one in heard:
                 await one.on_tool_start(given, agent, tool)
-        result = await seams.invoke(tool, given, agent, arguments, goes_on=parked is not None)
+        result = await seams.invoke(tool, given, agent, asked.arguments, goes_on=parked is not None)
         if inside.stopped(given):
             return given
         for one in heard:
@@ -65,6 +64,20 @@ async def body(
         text = f"{type(error).__name__}: {error}"
         return Outcome("error", text, text)
     return outcome_of(asked, result)
+
+
+async def asks(agent: Agent[Any], call: ToolCall, item: Item, context: RunContextWrapper[Any]) -> bool:
+    """Say whether a person decides about a call; where a function of the user says so, it is called."""
+    tool = await _find(agent, call.name, context)
+    if tool is None or tool.needs_approval is False or item["type"] != "function_call":
+        return False
+    return await seams.needs_approval(tool, context, _asked(call, item))
+
+
+def _asked(call: ToolCall, item: Item) -> ResponseFunctionToolCall:
+    """Return a call in the SDK's form, with its arguments as they were decided."""
+    arguments = call.arguments if isinstance(call.arguments, str) else jsontext.encode(call.arguments)
+    return ResponseFunctionToolCall.model_validate({**item, "arguments": arguments})
 
 
 async def _find(agent: Agent[Any], name: str, context: RunContextWrapper[Any]) -> FunctionTool | None:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agents import MaxTurnsExceeded, RunConfig, RunHooks, Runner, ToolApprovalItem
+from agents import MaxTurnsExceeded, RunConfig, RunContextWrapper, RunHooks, Runner, ToolApprovalItem
 from agents.agent_output import AgentOutputSchema, AgentOutputSchemaBase
 from agents.exceptions import AgentsException, InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agents.items import TResponseInputItem
@@ -29,7 +29,7 @@ from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
 from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
-from outlast.core.records import Approval
+from outlast.core.records import Approval, CallState
 from outlast.core.resume import ResumeKind, repair, require_resume_point
 from outlast.core.transcript import StopReason
 from outlast_openai import inside, seams, tools
@@ -148,6 +148,7 @@ class OpenAITurn:
     async def go_on(self) -> Result:
         conversation = await self._conversation()
         opened = self._leave_dead(conversation)
+        await self._ask_again(conversation)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         return await self._go(conversation)
 
@@ -158,7 +159,9 @@ class OpenAITurn:
         if point.kind is ResumeKind.AWAIT_APPROVAL:
             raise AgentResumeError("awaiting_approval")
         self._run.events.resume(point.kind)
-        if not self._leave_dead(conversation):
+        if self._leave_dead(conversation):
+            await self._ask_again(conversation)
+        else:
             for message in repair(messages):
                 said = (_new_id(), {"role": "user", "content": message.text})
                 await self._append([(_new_id(), note(internal=True)), said])
@@ -293,6 +296,19 @@ class OpenAITurn:
             await self._run.context.write(events=events, parts=[*parts, *asking, *kept_context], progress=True)
             await conversation.read_decisions(self._run.history)
 
+    async def _ask_again(self, conversation: Conversation) -> None:
+        """Ask about calls that did not start before a crash, and of which only their tools say that a person decides."""
+        unasked = [one for key, one in conversation.open_calls().items() if key not in conversation.approvals]
+        pending = [one for one in unasked if await self._run.journal.state(one.call) is CallState.PENDING]
+        if not pending:
+            return
+        await self._servers.ready()
+        wrapper = RunContextWrapper((await self._context()).value)
+        asking = [
+            one.call.key for one in pending if await tools.asks(self._graph.at(one.agent), one.call, one.item, wrapper)
+        ]
+        await self._ask(conversation, asking, {})
+
     # Tools ----------------------------------------------------------------------------------------------------------
 
     def _waiting(self, conversation: Conversation) -> list[Approval]:
@@ -319,7 +335,7 @@ class OpenAITurn:
             return opened.result(await journal.decided(call, answer))
         call, edited = approvals.as_decided(row, call)
         # What was kept is used once: an agent that is let in again after a crash begins anew, and asks anew.
-        parked = conversation.parked.get(call.key) if await journal.waits(call) else None
+        parked = conversation.parked.get(call.key) if await journal.state(call) is CallState.WAITING else None
         outcome = await journal.start(call)
         if outcome is None:
             with journal.body(call):

@@ -177,10 +177,10 @@ class ToolJournal:
             outcome=None, position=None,
         )  # fmt: skip
 
-    async def waits(self, call: ToolCall) -> bool:
-        """Say whether the body of a call stopped to wait for a person, and did not start again."""
+    async def state(self, call: ToolCall) -> CallState | None:
+        """Say how far a call came, or None where no row of it says so."""
         row = await self._row(call)
-        return row is not None and row.state is CallState.WAITING
+        return None if row is None else row.state
 
     async def close(self, call: ToolCall, *, proven: bool, otherwise: Outcome = INTERRUPTED) -> Outcome:
         """Answer a call without running anything, and return the answer; `otherwise` if nobody knows its outcome.
