@@ -1,6 +1,6 @@
 """The agents that a conversation may be in, and what about them cannot be made durable."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agents import (
@@ -69,6 +69,19 @@ class Graph:
             one.tool_name if isinstance(one, Handoff) else Handoff.default_tool_name(one)
             for one in self.at(agent).handoffs
         }
+
+    def stops_at(self, agent: str | None, tool_names: Sequence[str]) -> int | None:
+        """Return which of the calls of a response has the agent's last word as its result, or None where none has.
+
+        A function of the user that decides so is given what tools returned, which is not kept.
+        """
+        behaviour = self.at(agent).tool_use_behavior
+        if any(self.is_handoff(agent, name) for name in tool_names):
+            return None
+        if behaviour == "stop_on_first_tool":
+            return 0 if tool_names else None
+        stops = behaviour.get("stop_at_tool_names", []) if isinstance(behaviour, dict) else []
+        return next((place for place, name in enumerate(tool_names) if name in stops), None)
 
 
 def _reachable(agent: Agent[Any], known: list[Agent[Any]]) -> list[Agent[Any]]:

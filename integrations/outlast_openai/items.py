@@ -32,6 +32,11 @@ def note(**fields: Any) -> dict[str, Any]:
     return {"type": NOTE, **fields}
 
 
+def ended(text: str) -> dict[str, Any]:
+    """Make the note that says that a run is over whose answer no model said."""
+    return note(finished={"stop": "stop", "text": text})
+
+
 def is_note(item: Item) -> bool:
     return item.get("type") == NOTE
 

@@ -31,7 +31,7 @@ from outlast_openai.config import Config
 from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
-from outlast_openai.items import Item, is_call, is_output, note
+from outlast_openai.items import Item, ended, is_call, is_output, note
 from outlast_openai.messages import stop_of_response
 
 P = ParamSpec("P")
@@ -356,7 +356,7 @@ class Observer(RunHooks[Any]):
     async def store_end(self, text: str) -> None:
         """Note that the run is over where its items do not say so: a tool's result was the answer."""
         key = self.response.key if self.response is not None else self._run.context.invocation_id
-        await self._write([], self._append([(f"{key}:end", note(finished={"stop": "stop", "text": text}))]))
+        await self._write([], self._append([(f"{key}:end", ended(text))]))
 
     def _finished(self, said: Response) -> list[Event]:
         said.over = True

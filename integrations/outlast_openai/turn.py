@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agents import MaxTurnsExceeded, RunConfig, RunContextWrapper, RunHooks, Runner, ToolApprovalItem
+from agents import Agent, MaxTurnsExceeded, RunConfig, RunContextWrapper, RunHooks, Runner, ToolApprovalItem
 from agents.agent_output import AgentOutputSchema, AgentOutputSchemaBase
 from agents.exceptions import AgentsException, InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agents.items import TResponseInputItem
@@ -31,14 +31,14 @@ from outlast.adapters.run import Run
 from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
 from outlast.core.records import Approval, CallState
 from outlast.core.resume import ResumeKind, repair, require_resume_point
-from outlast.core.transcript import StopReason
+from outlast.core.transcript import Role, StopReason
 from outlast_openai import inside, seams, tools
 from outlast_openai.config import Config
 from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
 from outlast_openai.inside import Parked
-from outlast_openai.items import Item, as_text, note, uses_tool
+from outlast_openai.items import Item, as_text, ended, note, uses_tool
 from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
 from outlast_openai.servers import Servers
@@ -192,7 +192,7 @@ class OpenAITurn:
                 self._count(conversation)
                 asked = next(entry for entry in reversed(conversation.entries) if entry.calls)
                 return approvals.interrupt(waiting, asked.message.text, _told(conversation))
-            if self._is_over(conversation):
+            if self._is_over(conversation) or await self._stopped_at_tool(conversation):
                 return self._result(conversation)
             await self._servers.ready()
             before = len(conversation.rows)
@@ -206,6 +206,32 @@ class OpenAITurn:
                     raise
                 lost_at = before
                 self._leave_dead(conversation)
+
+    async def _stopped_at_tool(self, conversation: Conversation) -> bool:
+        """End the run where the SDK would have: at the result of a tool that this run stored, and that is one."""
+        place = next((at for at in reversed(range(len(conversation.entries))) if conversation.entries[at].said), None)
+        if place is None:
+            return False
+        said, answers = conversation.entries[place], conversation.entries[place + 1 :]
+        calls = [row.item for row in said.calls if row.item["type"] == "function_call"]
+        stop = self._graph.stops_at(said.note.get("agent"), [call["name"] for call in calls])
+        if stop is None or any(entry.message.role is not Role.TOOL for entry in answers):
+            return False
+        found = next((one for one in answers if one.message.call_id == calls[stop]["call_id"]), None)
+        if found is None or found.message.failed or found.rows[0].number != self._number:
+            return False
+        await self._guard(self._graph.at(said.note.get("agent")), found.message.text)
+        await self._append([(f"{said.rows[0].id}:end", ended(found.message.text))])
+        return True
+
+    async def _guard(self, agent: Agent[Any], text: str) -> None:
+        """Have the guardrails see an answer that the SDK does not give."""
+        config = self._options.run_config
+        context = RunContextWrapper((await self._context()).value)
+        for guardrail in [*agent.output_guardrails, *((config and config.output_guardrails) or ())]:
+            seen = await guardrail.run(context, agent, text)
+            if seen.output.tripwire_triggered:
+                raise RunFailed("guardrail_tripped", str(OutputGuardrailTripwireTriggered(seen)))
 
     async def _drive(self, conversation: Conversation) -> None:
         """Have the SDK go on from the history until it is done, fails, or needs a person."""
