@@ -9,7 +9,6 @@ from agents import (
     ComputerTool,
     CustomTool,
     Handoff,
-    LocalShellTool,
     ProgrammaticToolCallingTool,
     RunConfig,
     ShellTool,
@@ -18,7 +17,7 @@ from agents.mcp import MCPServer
 
 from outlast_openai import seams
 
-_NO_CALL_ID = (ShellTool, LocalShellTool, ApplyPatchTool, ComputerTool, ProgrammaticToolCallingTool)
+_NO_CALL_ID = (ComputerTool, ProgrammaticToolCallingTool)
 
 
 class CannotBeDurable(TypeError):
@@ -131,7 +130,11 @@ def _check_tools(agent: Agent[Any]) -> None:
                 f"{agent.name}: the SDK does not say for which call a {type(tool).__name__} runs, so that outlast cannot keep it "
                 "from running twice; do the work in a function tool"
             )
-        if isinstance(tool, CustomTool) and tool.needs_approval is not False:
+        if isinstance(tool, ShellTool) and tool.executor is None:
+            raise CannotBeDurable(
+                f"{agent.name}: a shell at the provider has results of its own; take one with an executor"
+            )
+        if isinstance(tool, CustomTool | ShellTool | ApplyPatchTool) and tool.needs_approval is not False:
             raise CannotBeDurable(
                 f"{agent.name}: approvals are for function tools; make {tool.name!r} one, or leave needs_approval out"
             )

@@ -31,7 +31,7 @@ class OpenCall(NamedTuple):
         """Return its row: what its tool gave, as the model is told it, or why there is none."""
         value = outcome.output if outcome.value is None else outcome.value
         told = preface + as_text(value) if preface or not isinstance(value, str | list) else value
-        return f"{self.call.key}:result", output_of(self.item, told)
+        return f"{self.call.key}:result", output_of(self.item, told, failed=outcome.failed)
 
 
 class Conversation:

@@ -8,7 +8,17 @@ from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from agents import Agent, FunctionTool, Handoff, RunContextWrapper, RunState, agent_tool_state
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    FunctionTool,
+    Handoff,
+    LocalShellTool,
+    RunContextWrapper,
+    RunState,
+    ShellTool,
+    agent_tool_state,
+)
 from agents.models.chatcmpl_stream_handler import ChatCmplStreamHandler
 from agents.result import RunResult, RunResultStreaming
 from agents.run_internal import tool_execution
@@ -98,6 +108,19 @@ async def _noted(finishes: Finishes, place: int, response: object, stream: Async
 def tap() -> None:
     """Put the note-taking into the SDK's class, once; a model of the user has no place for it, and stays as it is."""
     ChatCmplStreamHandler.handle_stream = staticmethod(_noting_stream)  # type: ignore[method-assign]
+
+
+CALL_TYPES: dict[type, str] = {
+    ShellTool: "shell_call",
+    LocalShellTool: "local_shell_call",
+    ApplyPatchTool: "apply_patch_call",
+}
+"""Tools that the SDK runs one call after the other, without saying for which, each with the type of its calls."""
+
+
+def call_type(tool: Any) -> str | None:
+    """Return the type of the calls of a tool that are told apart by their order, or None for tools with call ids."""
+    return next((type for kind, type in CALL_TYPES.items() if isinstance(tool, kind)), None)
 
 
 def agent_in(tool: FunctionTool) -> Agent[Any]:

@@ -35,11 +35,11 @@ async def body(
     An agent that was `parked` in it goes on as was `decided`; where one stops for a person, the context it was called with is
     returned.
     """
-    asked = _asked(call, item)
     wrapper = RunContextWrapper(context)
     tool = await _find(agent, call.name, wrapper)
     if tool is None:
-        return Outcome("error", f"there is no tool {call.name!r}")
+        return Outcome("error", f"there is no function tool {call.name!r}")
+    asked = _asked(call, item)
     given: ToolContext[Any] = ToolContext.from_agent_context(
         wrapper, asked.call_id, tool_call=asked, agent=agent, run_config=config
     )

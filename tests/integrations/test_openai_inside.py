@@ -93,6 +93,7 @@ async def results(local: LocalStore) -> list[str]:
 async def test_agent_in_a_tool_goes_on_inside_when_its_call_is_approved(
     local: LocalStore, tmp_path: Path, deep: bool
 ) -> None:
+    # BR-20: what ran inside before the pause does not run again.
     (approval,) = asked(await desk(tmp_path, deep=deep).session("s", store=local).run("buy"))
     assert (approval["name"], approval["arguments"]) == ("pay", {"amount": 5})
     assert sorted(effects(tmp_path)) == ["look sky", "look stock"]

@@ -170,7 +170,7 @@ def kill_and_recover(harness: KillHarness, folder: Path, place: KillAt, shape: s
 def test_killed_here_and_there(
     harness: KillHarness, places: dict[str, list[KillAt]], tmp_path: Path, shape: str
 ) -> None:
-    # BR-01, BR-07
+    # BR-01, BR-07; BR-20: an agent in a tool that is cut off is answered, and what it did is not done again
     for number, place in enumerate(places[shape][::SAMPLE]):
         kill_and_recover(harness, tmp_path / str(number), place, shape)
 
