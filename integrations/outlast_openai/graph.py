@@ -1,6 +1,6 @@
 """The agents that a conversation may be in, and what about them cannot be made durable."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agents import (
@@ -8,9 +8,7 @@ from agents import (
     ApplyPatchTool,
     ComputerTool,
     CustomTool,
-    FunctionTool,
     Handoff,
-    LocalShellTool,
     ProgrammaticToolCallingTool,
     RunConfig,
     ShellTool,
@@ -19,7 +17,7 @@ from agents.mcp import MCPServer
 
 from outlast_openai import seams
 
-_NO_CALL_ID = (ShellTool, LocalShellTool, ApplyPatchTool, ComputerTool, ProgrammaticToolCallingTool)
+_NO_CALL_ID = (ComputerTool, ProgrammaticToolCallingTool)
 
 
 class CannotBeDurable(TypeError):
@@ -42,7 +40,6 @@ class Graph:
             self.agents[agent.name] = agent
         for agent in self.agents.values():
             _check_tools(agent)
-            _check_inner(agent, [])
         for agent in _all(self.agents.values()):
             for server in agent.mcp_servers:
                 _check_server(agent, server)
@@ -71,6 +68,19 @@ class Graph:
             one.tool_name if isinstance(one, Handoff) else Handoff.default_tool_name(one)
             for one in self.at(agent).handoffs
         }
+
+    def stops_at(self, agent: str | None, tool_names: Sequence[str]) -> int | None:
+        """Return which of the calls of a response has the agent's last word as its result, or None where none has.
+
+        A function of the user that decides so is given what tools returned, which is not kept.
+        """
+        behaviour = self.at(agent).tool_use_behavior
+        if any(self.is_handoff(agent, name) for name in tool_names):
+            return None
+        if behaviour == "stop_on_first_tool":
+            return 0 if tool_names else None
+        stops = behaviour.get("stop_at_tool_names", []) if isinstance(behaviour, dict) else []
+        return next((place for place, name in enumerate(tool_names) if name in stops), None)
 
 
 def _reachable(agent: Agent[Any], known: list[Agent[Any]]) -> list[Agent[Any]]:
@@ -120,24 +130,11 @@ def _check_tools(agent: Agent[Any]) -> None:
                 f"{agent.name}: the SDK does not say for which call a {type(tool).__name__} runs, so that outlast cannot keep it "
                 "from running twice; do the work in a function tool"
             )
-        if isinstance(tool, CustomTool) and tool.needs_approval is not False:
+        if isinstance(tool, ShellTool) and tool.executor is None:
+            raise CannotBeDurable(
+                f"{agent.name}: a shell at the provider has results of its own; take one with an executor"
+            )
+        if isinstance(tool, CustomTool | ShellTool | ApplyPatchTool) and tool.needs_approval is not False:
             raise CannotBeDurable(
                 f"{agent.name}: approvals are for function tools; make {tool.name!r} one, or leave needs_approval out"
             )
-
-
-def _check_inner(agent: Agent[Any], known: list[Agent[Any]]) -> None:
-    """Refuse approvals inside of agents that are tools: their inner state is not kept."""
-    for inner in seams.agents_in_tools(agent):
-        for one in _reachable(inner, []):
-            asking = [
-                tool.name for tool in one.tools if isinstance(tool, FunctionTool) and tool.needs_approval is not False
-            ]
-            if asking:
-                raise CannotBeDurable(
-                    f"{agent.name}: the tool {asking[0]!r} of the agent {one.name!r}, which is a tool itself, needs an approval; "
-                    "ask for it around the agent, by `as_tool(…, needs_approval=True)`"
-                )
-            if not any(one is seen for seen in known):
-                known.append(one)
-                _check_inner(one, known)

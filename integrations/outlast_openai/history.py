@@ -9,11 +9,11 @@ from outlast.adapters.history import History
 from outlast.adapters.items import StoredItems
 from outlast.adapters.journal import Outcome, ToolCall
 from outlast.core import jsontext
-from outlast.core.errors import InvalidRequest
 from outlast.core.records import Approval, ApprovalStatus
 from outlast.core.transcript import Message, Role, last_answer, open_calls
 from outlast_openai.contexts import Kept
-from outlast_openai.items import Item, as_text, is_note, note, output_of
+from outlast_openai.inside import Parked
+from outlast_openai.items import Item, as_text, is_note, note, output_of, parsed
 from outlast_openai.messages import Entry, Row, entries, for_model
 
 Contents = Sequence[tuple[str, Item]]
@@ -31,7 +31,7 @@ class OpenCall(NamedTuple):
         """Return its row: what its tool gave, as the model is told it, or why there is none."""
         value = outcome.output if outcome.value is None else outcome.value
         told = preface + as_text(value) if preface or not isinstance(value, str | list) else value
-        return f"{self.call.key}:result", output_of(self.item, told)
+        return f"{self.call.key}:result", output_of(self.item, told, failed=outcome.failed)
 
 
 class Conversation:
@@ -41,7 +41,7 @@ class Conversation:
         self._stored = stored
         self.rows = [Row(one.id, jsontext.decode(one.item), one.invocation_number) for one in stored.stored]
         self.approvals: dict[str, Approval] = {}
-        """What is known of decisions about the open calls, by the calls' keys."""
+        """What is known of decisions about the open calls and calls inside of them, by the calls' keys."""
         self._entries: list[Entry] | None = None
 
     @classmethod
@@ -52,9 +52,10 @@ class Conversation:
         return conversation
 
     async def read_decisions(self, history: History) -> None:
-        """Read what was decided about the open calls."""
+        """Read what was decided about the open calls, and about calls inside of them."""
         if opened := self.open_calls():
-            self.decided((await history.approvals(list(opened))).values())
+            keys = [call.key for key in opened for call in self.asking(key)]
+            self.decided((await history.approvals(keys)).values())
 
     @property
     def entries(self) -> list[Entry]:
@@ -114,24 +115,45 @@ class Conversation:
         for place in open_calls(self.messages):
             row = entry.calls[place]
             request = entry.message.calls[place]
-            call = ToolCall(row.id, request.id, request.name, _parsed(request.arguments))
+            call = ToolCall(row.id, request.id, request.name, parsed(request.arguments))
             found[row.id] = OpenCall(call, row.item, entry.note.get("agent"))
         return found
 
+    @property
+    def parked(self) -> dict[str, Parked]:
+        """The agents in open calls that stopped before calls of their own, by the calls' keys."""
+        opened = self.open_calls()
+        notes = [row.item["parked"] for row in self.rows if "parked" in row.item and is_note(row.item)]
+        return {one["key"]: Parked.of(one["key"], one) for one in notes if one["key"] in opened}
+
+    def rounds(self, key: str) -> int:
+        """Count how often the agent in a call has stopped."""
+        return sum(is_note(row.item) and row.item.get("parked", {}).get("key") == key for row in self.rows)
+
+    def asking(self, key: str) -> list[ToolCall]:
+        """Return what a person may have to decide about before an open call goes on: it, and calls inside of it."""
+        parked = self.parked.get(key)
+        return [self.open_calls()[key].call, *(() if parked is None else parked.calls)]
+
+    def waits(self, key: str) -> bool:
+        """Say whether an open call waits for a person."""
+        return any(self.is_open(call.key) for call in self.asking(key))
+
     def decided(self, approvals: Iterable[Approval]) -> None:
-        """Take in what is known of decisions about the open calls."""
+        """Take in what is known of decisions about the open calls, and calls inside of them."""
         self.approvals = {row.key: row for row in approvals}
         last = last_answer(self.messages)
         if last is None:
             return
-        entry = self.entries[last]
+        entry, opened = self.entries[last], self.open_calls()
+        waiting = {key for key in opened if self.waits(key)}
         calls = zip(entry.message.calls, entry.calls, strict=True)
         entry.message = replace(
-            entry.message,
-            calls=tuple(replace(call, awaits_approval=self._is_open(row.id)) for call, row in calls),
+            entry.message, calls=tuple(replace(call, awaits_approval=row.id in waiting) for call, row in calls)
         )
 
-    def _is_open(self, key: str) -> bool:
+    def is_open(self, key: str) -> bool:
+        """Say whether a person has not decided yet about a call."""
         row = self.approvals.get(key)
         return row is not None and row.status is ApprovalStatus.OPEN
 
@@ -146,11 +168,3 @@ class Conversation:
         self.rows += [Row(id, item, number) for id, item in contents]
         self._entries = None
         return parts
-
-
-def _parsed(arguments: str) -> Any:
-    """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
-    try:
-        return jsontext.parse(arguments.encode()) if arguments else {}
-    except (InvalidRequest, UnicodeEncodeError):
-        return arguments

@@ -11,13 +11,20 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from outlast.core import jsontext
+from outlast.core.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 
 NOTE = "outlast.note"
 """The `type` of a note."""
 
-CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+CALLS = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+}
 """Types of calls that run here, each with the type of its result."""
 
 UNIQUE_FROM = 16
@@ -29,6 +36,11 @@ _OUTPUTS = frozenset(CALLS.values())
 def note(**fields: Any) -> dict[str, Any]:
     """Make a note."""
     return {"type": NOTE, **fields}
+
+
+def ended(text: str) -> dict[str, Any]:
+    """Make the note that says that a run is over whose answer no model said."""
+    return note(finished={"stop": "stop", "text": text})
 
 
 def is_note(item: Item) -> bool:
@@ -54,9 +66,45 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else jsontext.encode(to_jsonable_python(value, fallback=str))
 
 
-def output_of(call: Item, output: Any) -> dict[str, Any]:
+def parsed(arguments: str) -> Any:
+    """Return the value of a call's arguments; what is no JSON stays text, and its tool refuses it."""
+    try:
+        return jsontext.parse(arguments.encode()) if arguments else {}
+    except (InvalidRequest, UnicodeEncodeError):
+        return arguments
+
+
+def name_of(call: Item) -> str:
+    """Return what a call's tool is called; a tool of a kind of its own by that kind."""
+    name: str = call.get("name") or call["type"].removesuffix("_call")
+    return name
+
+
+def arguments_of(call: Item) -> str:
+    """Return what a call gives its tool, as JSON but for the text of a custom tool."""
+    given = next((call[name] for name in ("arguments", "input", "action", "operation") if name in call), "")
+    return given if isinstance(given, str) else jsontext.encode(given)
+
+
+def output_of(call: Item, output: Any, *, failed: bool = False) -> dict[str, Any]:
     """Make the result of a call."""
-    return {"type": CALLS[call["type"]], "call_id": call["call_id"], "output": output}
+    made = {"type": CALLS[call["type"]], "call_id": call["call_id"], "output": output}
+    match call["type"]:
+        case "shell_call":
+            ended = {"type": "exit", "exit_code": int(failed)}
+            return made | {"output": [{"stdout": as_text(output), "stderr": "", "outcome": ended}]}
+        case "apply_patch_call":
+            return made | {"status": "failed" if failed else "completed"}
+        case _:
+            return made
+
+
+def text_of(output: Item) -> str:
+    """Return what a result says."""
+    said = output.get("output")
+    if output["type"] == CALLS["shell_call"] and isinstance(said, list):
+        return "\n".join(filter(None, (one.get(name) for one in said for name in ("stdout", "stderr"))))
+    return said if isinstance(said, str) else jsontext.encode(said)
 
 
 def with_ids_of_their_own(items: Sequence[Item]) -> list[dict[str, Any]]:

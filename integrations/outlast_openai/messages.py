@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outlast.adapters.inputs import Content, InputMessage, refuse
-from outlast.core import jsontext
 from outlast.core.resume import (
     CANCELLED_RESULT,
     INTERRUPTED_RESULT,
@@ -14,7 +13,17 @@ from outlast.core.resume import (
     REJECTED_RESULT,
 )
 from outlast.core.transcript import CallRequest, Message, Role, StopReason
-from outlast_openai.items import Item, is_call, is_note, is_output, output_of, with_ids_of_their_own
+from outlast_openai.items import (
+    Item,
+    arguments_of,
+    is_call,
+    is_note,
+    is_output,
+    name_of,
+    output_of,
+    text_of,
+    with_ids_of_their_own,
+)
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER}
 _FAILED = (INTERRUPTED_RESULT, NOT_RUN_RESULT, CANCELLED_RESULT, NOT_APPROVED_RESULT, REJECTED_RESULT)
@@ -91,7 +100,7 @@ def _said(entry: Entry) -> Message:
     return Message(
         Role.ASSISTANT,
         note.get("text") or "".join(_text(item.get("content")) for item in texts),
-        tuple(CallRequest(item["call_id"], item.get("name", ""), _arguments(item)) for item in items if is_call(item)),
+        tuple(CallRequest(item["call_id"], name_of(item), arguments_of(item)) for item in items if is_call(item)),
         stop=stop,
         reasoning="\n".join(filter(None, (_reasoning(item) for item in items))),
         model=note.get("model"),
@@ -107,11 +116,6 @@ def _stop_of(items: Sequence[Item]) -> StopReason:
     return StopReason.STOP
 
 
-def _arguments(item: Item) -> str:
-    given = item.get("arguments", item.get("input", ""))
-    return given if isinstance(given, str) else jsontext.encode(given)
-
-
 def _reasoning(item: Item) -> str:
     if item.get("type") != "reasoning":
         return ""
@@ -120,10 +124,8 @@ def _reasoning(item: Item) -> str:
 
 
 def _result(item: Item) -> Message:
-    output = item.get("output")
-    text = output if isinstance(output, str) else jsontext.encode(output)
-    failed = isinstance(output, str) and output.startswith(_FAILED)
-    return Message(Role.TOOL, text, call_id=item.get("call_id") or "", failed=failed)
+    text = text_of(item)
+    return Message(Role.TOOL, text, call_id=item.get("call_id") or "", failed=text.startswith(_FAILED))
 
 
 def _text(content: Any) -> str:
@@ -165,7 +167,7 @@ def _taken(answers: list[Item], call: Item) -> Item:
     """Take the result of a call out of some results."""
     found = next((item for item in answers if item.get("call_id") == call["call_id"]), None)
     if found is None:
-        return output_of(call, INTERRUPTED_RESULT)
+        return output_of(call, INTERRUPTED_RESULT, failed=True)
     answers.remove(found)
     return found
 

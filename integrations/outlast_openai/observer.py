@@ -18,6 +18,7 @@ from agents.tool_context import ToolContext
 from agents.usage import Usage
 
 from outlast.adapters import approvals
+from outlast.adapters.approvals import Question
 from outlast.adapters.events import Event, Message
 from outlast.adapters.journal import Outcome, ToolCall, finished
 from outlast.adapters.outputs import total
@@ -25,12 +26,12 @@ from outlast.adapters.run import Run
 from outlast.core import faults, jsontext
 from outlast.core.errors import NotJSON, RunFailed
 from outlast.core.transcript import AWAITS, StopReason
-from outlast_openai import seams
+from outlast_openai import inside, seams
 from outlast_openai.config import Config
 from outlast_openai.contexts import Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation
-from outlast_openai.items import Item, is_call, is_output, note
+from outlast_openai.items import Item, arguments_of, ended, is_call, is_output, name_of, note
 from outlast_openai.messages import stop_of_response
 
 P = ParamSpec("P")
@@ -113,6 +114,10 @@ class Observer(RunHooks[Any]):
         self._guarded_first = execution is not None and execution.pre_approval_tool_input_guardrails
         """Whether a guardrail may answer a call before a person is asked."""
         self._calls: dict[str, ToolCall] = {}
+        self._native: dict[str, list[ToolCall]] = {}
+        """The calls of tools of which the SDK says their kind only, by that: it runs those of a kind one after the other."""
+        self._agents: dict[str, ToolContext[Any]] = {}
+        """The contexts of the agents that were called as tools, by the calls' keys."""
         self._next_agent: str | None = None
         self._narrows = False
         """Whether what the next agent sees is not the history."""
@@ -148,7 +153,7 @@ class Observer(RunHooks[Any]):
 
     # Called in the task of the tool and awaited in another: what the first part puts into the context, the body finds.
     def on_tool_start(self, context: Any, agent: Any, tool: Any) -> Coroutine[Any, Any, None]:
-        call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
+        call = self._call_of(context, tool)
         if call is not None:
             self._run.journal.name(None if seams.is_agent(tool) else call)
         return self._tool_starts(context, agent, tool, call)
@@ -156,17 +161,33 @@ class Observer(RunHooks[Any]):
     @at_the_border
     async def _tool_starts(self, context: Any, agent: Any, tool: Any, call: ToolCall | None) -> None:
         await self._hooks.on_tool_start(context, agent, tool)
+        if call is None and seams.call_type(tool) is not None:
+            # Models may call it by a name of their own, and the SDK lets them.
+            raise RuntimeError(f"the SDK does not say for which call {tool.name!r} runs")
         if call is not None:
             if await self._run.journal.start(call) is not None:
                 raise RuntimeError(f"the call {call.key} of {call.name!r} was answered before")
             self._run.journal.enter(call)
+            if seams.is_agent(tool):
+                self._agents[call.key] = context
+
+    def _call_of(self, context: Any, tool: Any) -> ToolCall | None:
+        """Return the call for which a tool runs; of a handoff the SDK tells none."""
+        kind = seams.call_type(tool)
+        if kind is not None:
+            return next(iter(self._native.get(kind, ())), None)
+        return self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
 
     @at_the_border
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: object) -> None:
-        call = self._calls.get(context.tool_call_id) if isinstance(context, ToolContext) else None
+        call = self._call_of(context, tool)
         if call is not None:
             faults.reach("tool.after_body")
-            await self._run.journal.done(call, outcome_of(context.tool_call, result), self._kept())
+            kind = seams.call_type(tool)
+            if kind is not None:
+                self._native[kind].pop(0)
+            asked = context.tool_call if isinstance(context, ToolContext) else None
+            await self._run.journal.done(call, outcome_of(asked, result), self._kept())
         await self._hooks.on_tool_end(context, agent, tool, result)
 
     @at_the_border
@@ -183,6 +204,10 @@ class Observer(RunHooks[Any]):
     @at_the_border
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         await self._hooks.on_agent_end(context, agent, output)
+
+    def stopped(self) -> dict[str, ToolContext[Any]]:
+        """Return the contexts of the agents in tools that stopped for a person, by the keys of their calls."""
+        return {key: context for key, context in self._agents.items() if inside.stopped(context)}
 
     # What streams ---------------------------------------------------------------------------------------------------
 
@@ -238,11 +263,16 @@ class Observer(RunHooks[Any]):
         """Store a response that asks for tools, before any of them starts."""
         contents = said.contents(said.items)
         parts = self._append(contents)
-        opened = [one.call for one in self._conversation.open_calls().values()]
+        open_calls = self._conversation.open_calls().values()
+        opened = [one.call for one in open_calls]
+        self._native = {
+            kind: [one.call for one in open_calls if one.item["type"] == kind] for kind in seams.CALL_TYPES.values()
+        }
         self._calls = {call.call_id or "": call for call in opened}
         # A handoff runs code of the user before anybody hears of it: that it did not run can never be proven.
         journalled = [call for call in opened if not self._graph.is_handoff(said.agent.name, call.name)]
-        asking, asked = questions(self._run, self._conversation, [call for call in opened if self._waits(call, said)])
+        waiting = [Question.about(call) for call in opened if self._waits(call, said)]
+        asking, asked = questions(self._run, self._conversation, waiting)
         await self._write([*self._finished(said), *asked], [*parts, *self._run.journal.pending(journalled), *asking])
         if asking:
             await self._conversation.read_decisions(self._run.history)
@@ -346,7 +376,7 @@ class Observer(RunHooks[Any]):
     async def store_end(self, text: str) -> None:
         """Note that the run is over where its items do not say so: a tool's result was the answer."""
         key = self.response.key if self.response is not None else self._run.context.invocation_id
-        await self._write([], self._append([(f"{key}:end", note(finished={"stop": "stop", "text": text}))]))
+        await self._write([], self._append([(f"{key}:end", ended(text))]))
 
     def _finished(self, said: Response) -> list[Event]:
         said.over = True
@@ -369,17 +399,17 @@ class Observer(RunHooks[Any]):
         await self._run.context.write(events=events, parts=[*parts, *self._kept()], progress=True)
 
 
-def questions(run: Run, conversation: Conversation, calls: Sequence[ToolCall]) -> tuple[list[Any], list[Event]]:
-    """Return what asks a person about open calls, and only about these; a question that is open is not told again."""
-    if not calls:
+def questions(run: Run, conversation: Conversation, asked: Sequence[Question]) -> tuple[list[Any], list[Event]]:
+    """Return what asks a person this, and nothing else; a question that is open is not told again."""
+    if not asked:
         return [], []
     if run.context.session_id is None:
         raise RunFailed(
             "approval_needs_session",
-            f"the tool {calls[0].name!r} needs an approval, which comes by another run of the session; give this run a "
+            f"the tool {asked[0].name!r} needs an approval, which comes by another run of the session; give this run a "
             "session_id",
         )
-    parts, events = approvals.ask(run.history.scope, [approvals.Question.about(call) for call in calls])
+    parts, events = approvals.ask(run.history.scope, asked)
     return parts, [event for event in events if event["approval_id"] not in conversation.approvals]
 
 
@@ -437,10 +467,10 @@ def _complete(run: Run, said: Response) -> None:
     for item in said.items:
         if not is_call(item):
             continue
-        raw = item.get("arguments", item.get("input", ""))
+        raw = arguments_of(item)
         if item["call_id"] not in parts:
             key = ("call", item["call_id"])
-            events.delta(message, key, "tool_call", raw, call_id=item["call_id"], name=item.get("name"))
+            events.delta(message, key, "tool_call", raw, call_id=item["call_id"], name=name_of(item))
             parts[item["call_id"]] = message.parts[key]
         events.finish_part(parts[item["call_id"]], raw=raw)
 

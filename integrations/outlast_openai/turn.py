@@ -7,36 +7,38 @@ is resumed. Calls that are open by then are answered first, from the journal or 
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agents import MaxTurnsExceeded, RunConfig, RunHooks, Runner
+from agents import Agent, MaxTurnsExceeded, RunConfig, RunContextWrapper, RunHooks, Runner, ToolApprovalItem
 from agents.agent_output import AgentOutputSchema, AgentOutputSchemaBase
 from agents.exceptions import AgentsException, InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
+from agents.tool_context import ToolContext
 from openai import OpenAIError
 from pydantic_core import to_jsonable_python
 
 from outlast.adapters import approvals
-from outlast.adapters.approvals import Decision, DecisionType
+from outlast.adapters.approvals import Decision, DecisionType, Question
 from outlast.adapters.inputs import Messages, message_id
 from outlast.adapters.journal import INTERRUPTED, Outcome, ToolCall
 from outlast.adapters.outputs import output, total
 from outlast.adapters.recovery import Output, Result
 from outlast.adapters.run import Run
 from outlast.core.errors import AgentResumeError, LeaseLost, RunFailed
-from outlast.core.records import Approval, ApprovalStatus
+from outlast.core.records import Approval, CallState
 from outlast.core.resume import ResumeKind, repair, require_resume_point
-from outlast.core.transcript import StopReason
-from outlast_openai import seams, tools
+from outlast.core.transcript import Role, StopReason
+from outlast_openai import inside, seams, tools
 from outlast_openai.config import Config
 from outlast_openai.contexts import Contexts, Kept
 from outlast_openai.graph import Graph
 from outlast_openai.history import Conversation, OpenCall
-from outlast_openai.items import Item, as_text, note, uses_tool
+from outlast_openai.inside import Parked
+from outlast_openai.items import Item, as_text, ended, note, uses_tool
 from outlast_openai.messages import Entry, from_input
 from outlast_openai.observer import Observer, questions
 from outlast_openai.servers import Servers
@@ -138,13 +140,15 @@ class OpenAITurn:
         for one in decisions:
             if one.type is DecisionType.EDIT and not isinstance(one.arguments, dict):
                 raise RunFailed("invalid_input", "the arguments of an edited call are an object")
-        waiting = {key: one.call.arguments for key, one in conversation.open_calls().items()}
+        asking = [call for key in conversation.open_calls() for call in conversation.asking(key)]
+        waiting = {call.key: call.arguments for call in asking}
         await approvals.decide(self._run.context, self._run.history, decisions, waiting)
         await conversation.read_decisions(self._run.history)
 
     async def go_on(self) -> Result:
         conversation = await self._conversation()
         opened = self._leave_dead(conversation)
+        await self._ask_again(conversation)
         self._run.events.resume(ResumeKind.RECOVER_TOOLS if opened else ResumeKind.CALL_MODEL)
         return await self._go(conversation)
 
@@ -155,7 +159,9 @@ class OpenAITurn:
         if point.kind is ResumeKind.AWAIT_APPROVAL:
             raise AgentResumeError("awaiting_approval")
         self._run.events.resume(point.kind)
-        if not self._leave_dead(conversation):
+        if self._leave_dead(conversation):
+            await self._ask_again(conversation)
+        else:
             for message in repair(messages):
                 said = (_new_id(), {"role": "user", "content": message.text})
                 await self._append([(_new_id(), note(internal=True)), said])
@@ -186,7 +192,7 @@ class OpenAITurn:
                 self._count(conversation)
                 asked = next(entry for entry in reversed(conversation.entries) if entry.calls)
                 return approvals.interrupt(waiting, asked.message.text, _told(conversation))
-            if self._is_over(conversation):
+            if self._is_over(conversation) or await self._stopped_at_tool(conversation):
                 return self._result(conversation)
             await self._servers.ready()
             before = len(conversation.rows)
@@ -200,6 +206,32 @@ class OpenAITurn:
                     raise
                 lost_at = before
                 self._leave_dead(conversation)
+
+    async def _stopped_at_tool(self, conversation: Conversation) -> bool:
+        """End the run where the SDK would have: at the result of a tool that this run stored, and that is one."""
+        place = next((at for at in reversed(range(len(conversation.entries))) if conversation.entries[at].said), None)
+        if place is None:
+            return False
+        said, answers = conversation.entries[place], conversation.entries[place + 1 :]
+        calls = [row.item for row in said.calls if row.item["type"] == "function_call"]
+        stop = self._graph.stops_at(said.note.get("agent"), [call["name"] for call in calls])
+        if stop is None or any(entry.message.role is not Role.TOOL for entry in answers):
+            return False
+        found = next((one for one in answers if one.message.call_id == calls[stop]["call_id"]), None)
+        if found is None or found.message.failed or found.rows[0].number != self._number:
+            return False
+        await self._guard(self._graph.at(said.note.get("agent")), found.message.text)
+        await self._append([(f"{said.rows[0].id}:end", ended(found.message.text))])
+        return True
+
+    async def _guard(self, agent: Agent[Any], text: str) -> None:
+        """Have the guardrails see an answer that the SDK does not give."""
+        config = self._options.run_config
+        context = RunContextWrapper((await self._context()).value)
+        for guardrail in [*agent.output_guardrails, *((config and config.output_guardrails) or ())]:
+            seen = await guardrail.run(context, agent, text)
+            if seen.output.tripwire_triggered:
+                raise RunFailed("guardrail_tripped", str(OutputGuardrailTripwireTriggered(seen)))
 
     async def _drive(self, conversation: Conversation) -> None:
         """Have the SDK go on from the history until it is done, fails, or needs a person."""
@@ -234,7 +266,7 @@ class OpenAITurn:
             await self._failed(observer, error)
         else:
             if result.interruptions:
-                await self._ask(conversation, result.interruptions)
+                await self._ask_for(conversation, observer, result.interruptions)
             elif not self._is_over(conversation) and not conversation.open_calls():
                 await observer.store_end(as_text(result.final_output))
             # What the SDK left open it did not want to run, or runs when a person agrees.
@@ -259,55 +291,94 @@ class OpenAITurn:
         if not (isinstance(error, AgentsException) and await observer.store_cut()):
             raise error
 
-    async def _ask(self, conversation: Conversation, interruptions: Sequence[Any]) -> None:
-        """Note the questions about the calls that the SDK did not run."""
-        asking = {item.call_id for item in interruptions}
-        asked = [one.call for one in conversation.open_calls().values() if one.call.call_id in asking]
-        if not asked:
+    async def _ask_for(
+        self, conversation: Conversation, observer: Observer, interruptions: Sequence[ToolApprovalItem]
+    ) -> None:
+        """Note the questions about the calls that the SDK did not run, and about those inside of agents that are tools."""
+        stopped = observer.stopped()
+        inner = [item for context in stopped.values() for item in inside.stopped(context)]
+        asking = {item.call_id for item in interruptions if item not in inner}
+        direct = [key for key, one in conversation.open_calls().items() if one.call.call_id in asking]
+        if not direct and not stopped:
             raise RunFailed("approval_unsupported", "the run waits for an approval that is not one of a function tool")
-        parts, events = questions(self._run, conversation, asked)
+        await self._ask(conversation, direct, stopped)
+
+    async def _ask(
+        self, conversation: Conversation, direct: Collection[str], stopped: Mapping[str, ToolContext[Any]]
+    ) -> None:
+        """Ask about open calls and about what agents in others stopped for, beside what is asked already."""
+        opened, parts = conversation.open_calls(), list[Any]()
+        for key, context in stopped.items():
+            kept = inside.kept(key, context, conversation.rounds(key))
+            parts += conversation.append([(_new_id(), kept)], number=self._number)
+            parts.append(self._run.journal.stopped(opened[key].call))
+        asked = [Question.about(one.call) for key, one in opened.items() if key in direct or conversation.is_open(key)]
+        for key in opened:
+            _, *inner = conversation.asking(key)
+            asked += [inside.about(call) for call in inner if key in stopped or conversation.is_open(call.key)]
+        asking, events = questions(self._run, conversation, asked)
         if events:
-            await self._run.context.write(events=events, parts=parts, progress=True)
+            kept_context = conversation.keep(await self._context(), number=self._number)
+            await self._run.context.write(events=events, parts=[*parts, *asking, *kept_context], progress=True)
             await conversation.read_decisions(self._run.history)
+
+    async def _ask_again(self, conversation: Conversation) -> None:
+        """Ask about calls that did not start before a crash, and of which only their tools say that a person decides."""
+        unasked = [one for key, one in conversation.open_calls().items() if key not in conversation.approvals]
+        pending = [one for one in unasked if await self._run.journal.state(one.call) is CallState.PENDING]
+        if not pending:
+            return
+        await self._servers.ready()
+        wrapper = RunContextWrapper((await self._context()).value)
+        asking = [
+            one.call.key for one in pending if await tools.asks(self._graph.at(one.agent), one.call, one.item, wrapper)
+        ]
+        await self._ask(conversation, asking, {})
 
     # Tools ----------------------------------------------------------------------------------------------------------
 
     def _waiting(self, conversation: Conversation) -> list[Approval]:
-        """Return what a person has to decide about the open calls."""
-        opened = conversation.open_calls()
-        return [
-            row for row in conversation.approvals.values() if row.status is ApprovalStatus.OPEN and row.key in opened
-        ]
+        """Return what a person has to decide about the open calls, and about calls inside of them."""
+        asking = [call.key for key in conversation.open_calls() for call in conversation.asking(key)]
+        return [conversation.approvals[key] for key in asking if conversation.is_open(key)]
 
     async def _answer_calls(self, conversation: Conversation) -> None:
         """Answer the open calls side by side, all but those that wait for a person, and store the results."""
-        waiting = {row.key for row in self._waiting(conversation)}
-        calls = [one for key, one in conversation.open_calls().items() if key not in waiting]
+        calls = [one for key, one in conversation.open_calls().items() if not conversation.waits(key)]
         found = await asyncio.gather(*(self._answered(conversation, one) for one in calls), return_exceptions=True)
-        results = [one for one in found if not isinstance(one, BaseException)]
         if failure := next((one for one in found if isinstance(one, BaseException)), None):
             raise failure
-        await self._append(results)
+        ended = list(zip(calls, found, strict=True))
+        if stopped := {one.call.key: end for one, end in ended if isinstance(end, ToolContext)}:
+            await self._ask(conversation, (), stopped)
+        await self._append([end for _, end in ended if isinstance(end, tuple)])
 
-    async def _answered(self, conversation: Conversation, opened: OpenCall) -> tuple[str, Item]:
-        """Run a call, unless a person or its journal says how it is answered."""
+    async def _answered(self, conversation: Conversation, opened: OpenCall) -> tuple[str, Item] | ToolContext[Any]:
+        """Run a call, unless a person or its journal says how it is answered. An agent may stop for a person in it."""
         call, journal = opened.call, self._run.journal
         row = conversation.approvals.get(call.key)
         if row is not None and (answer := approvals.answer_to(row)) is not None:
             return opened.result(await journal.decided(call, answer))
         call, edited = approvals.as_decided(row, call)
+        # What was kept is used once: an agent that is let in again after a crash begins anew, and asks anew.
+        parked = conversation.parked.get(call.key) if await journal.state(call) is CallState.WAITING else None
         outcome = await journal.start(call)
         if outcome is None:
             with journal.body(call):
-                outcome = await self._body(call, opened)
+                ended = await self._body(conversation, call, opened, parked)
+            if isinstance(ended, ToolContext):
+                return ended
+            outcome = ended
             await journal.done(call, outcome, conversation.keep(await self._context(), number=self._number))
         return opened.result(outcome, edited)
 
-    async def _body(self, call: ToolCall, opened: OpenCall) -> Outcome:
+    async def _body(
+        self, conversation: Conversation, call: ToolCall, opened: OpenCall, parked: Parked | None
+    ) -> Outcome | ToolContext[Any]:
         await self._servers.ready()
         return await tools.body(
             self._run, self._graph.at(opened.agent), call, opened.item, context=(await self._context()).value,
-            config=self._options.run_config, hooks=self._options.hooks,
+            config=self._options.run_config, hooks=self._options.hooks, parked=parked, decided=conversation.approvals,
         )  # fmt: skip
 
     async def _closed(

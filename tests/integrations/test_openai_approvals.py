@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 
 from outlast import AgentResumeError, DurableAgentServer, Reply, RunFailed, current_tool_call, open_store
 from outlast.adapters import ChatSession, LocalStore
-from outlast.core.resume import NOT_APPROVED_RESULT, REJECTED_RESULT, ResumeKind
+from outlast.core.resume import INTERRUPTED_RESULT, NOT_APPROVED_RESULT, NOT_RUN_RESULT, REJECTED_RESULT, ResumeKind
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
 from outlast.testing.scripted import Say, Script, ScriptedCall
@@ -264,3 +264,50 @@ def test_killed_everywhere(harness: KillHarness, places: list[KillAt], tmp_path:
 )
 def test_killed_on_both_databases(harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt) -> None:
     kill_and_approve(harness, tmp_path, place, store_url)
+
+
+# A function decides --------------------------------------------------------------------------------------------------
+
+
+async def buy_twice(url: str, folder: str, resumes: bool = False) -> Any:
+    """Pay 5 and 500, of which a person is asked about what is much."""
+
+    async def much(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        return bool(arguments["amount"] > 100)
+
+    calls = [ScriptedCall("pay", {"amount": amount}, f"call_{amount}") for amount in (5, 500)]
+    effects = EffectsLog(Path(folder) / "effects")
+
+    @function_tool(needs_approval=much)
+    def pay(amount: int) -> str:
+        """Pay."""
+        effects.append(f"pay {amount}")
+        return f"paid {amount}"
+
+    model = ScriptModel(Script(Say("I will.", calls), "Done."))
+    async with open_store(url) as store:
+        chat = OpenAIAgent(Agent[Any](name="shop", model=model, tools=[pay])).session("s", store=store)
+        reply = await (chat.resume() if resumes else chat.run("buy", id=FIRST))
+        approvals = asked(reply)
+        reply = await chat.run(decided(*({"id": one["id"], "type": "approve"} for one in approvals)))
+        return [[one["arguments"] for one in approvals], reply.text, await results(store)]
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["recovers", "resumes"])
+@pytest.mark.parametrize(
+    ("place", "first"),
+    [
+        (KillAt("items.after_commit", 2), NOT_RUN_RESULT),
+        (KillAt("tool.after_body"), INTERRUPTED_RESULT),
+        (KillAt("journal.done.after_commit"), "paid 5"),
+    ],
+    ids=str,
+)
+def test_function_that_decides_is_asked_again_after_a_crash(
+    harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt, first: str, resumes: bool
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path)}
+    assert harness.run(buy_twice, where, kill=place).killed
+    shown, text, found = harness.run(buy_twice, {**where, "resumes": resumes}).result
+    assert (shown, text, found) == ([{"amount": 500}], "Done.", [first, "paid 500"])
+    assert EffectsLog(tmp_path / "effects").read() == [*(["pay 5"] if first != NOT_RUN_RESULT else []), "pay 500"]

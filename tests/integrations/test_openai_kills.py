@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("agents")
 
-from agents import Agent, function_tool, set_tracing_disabled
+from agents import Agent, GuardrailFunctionOutput, function_tool, output_guardrail, set_tracing_disabled
 
 from outlast import current_tool_call, open_store
 from outlast.core.resume import INTERRUPTED_RESULT, NOT_RUN_RESULT
@@ -170,7 +170,7 @@ def kill_and_recover(harness: KillHarness, folder: Path, place: KillAt, shape: s
 def test_killed_here_and_there(
     harness: KillHarness, places: dict[str, list[KillAt]], tmp_path: Path, shape: str
 ) -> None:
-    # BR-01, BR-07
+    # BR-01, BR-07; BR-20: an agent in a tool that is cut off is answered, and what it did is not done again
     for number, place in enumerate(places[shape][::SAMPLE]):
         kill_and_recover(harness, tmp_path / str(number), place, shape)
 
@@ -234,3 +234,46 @@ def test_result_of_a_finished_tool_survives_while_its_sibling_is_lost(harness: K
     outputs = [item["output"] for item in result["items"] if item.get("type") == "function_call_output"]
     assert outputs[:2] == ["paid 1", INTERRUPTED_RESULT]
     check(result, tmp_path, "plain")
+
+
+# Ends at the result of a tool ----------------------------------------------------------------------------------------
+
+
+async def pay_and_stop(url: str, folder: str, behaviour: Any, amounts: list[int]) -> str:
+    async with open_store(url) as store:
+        desk = agent(folder, "plain").agent
+        first = Say("", [call("pay", f"call_{x}", x=x) for x in amounts])
+        desk.model, desk.tool_use_behavior = ScriptModel(Script(first, "Asked again.")), behaviour
+
+        @output_guardrail
+        def no_nines(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+            return GuardrailFunctionOutput(None, tripwire_triggered="9" in str(output))
+
+        desk.output_guardrails = [no_nines]
+        return (await OpenAIAgent(desk).session("s", store=store).run("pay", id=ID)).text
+
+
+@pytest.mark.parametrize("behaviour", ["stop_on_first_tool", {"stop_at_tool_names": ["pay"]}], ids=str)
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (KillAt("tool.after_body"), "Asked again."),
+        (KillAt("journal.done.after_commit"), "paid 1"),
+        (KillAt("items.after_commit", 3), "paid 1"),
+        (KillAt("items.before_commit", 4), "paid 1"),
+    ],
+    ids=str,
+)
+def test_run_that_ends_at_the_result_of_a_tool_ends_there_after_a_crash(
+    harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt, behaviour: Any, text: str
+) -> None:
+    where = {"url": store_url, "folder": str(tmp_path), "behaviour": behaviour, "amounts": [1]}
+    assert harness.run(pay_and_stop, where, kill=place).killed
+    assert harness.run(pay_and_stop, where).result == text
+    assert EffectsLog(tmp_path / "effects").read() == ["pay 1"]
+
+
+def test_guardrail_sees_the_result_that_ends_a_run_after_a_crash(harness: KillHarness, tmp_path: Path) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path), "behaviour": "stop_on_first_tool"}
+    assert harness.run(pay_and_stop, {**where, "amounts": [9]}, kill=KillAt("journal.done.after_commit")).killed
+    assert "OutputGuardrail triggered" in str(harness.run(pay_and_stop, {**where, "amounts": [9]}).error)

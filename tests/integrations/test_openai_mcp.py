@@ -44,11 +44,10 @@ async def local(store_url: str) -> AsyncIterator[LocalStore]:
         yield opened
 
 
-def stdio(folder: Path | str) -> MCPServerStdio:
+def stdio(folder: Path | str, **options: Any) -> MCPServerStdio:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return MCPServerStdio(
-        {"command": sys.executable, "args": [SHOP, str(folder)], "env": environment}, client_session_timeout_seconds=30
-    )
+    params: Any = {"command": sys.executable, "args": [SHOP, str(folder)], "env": environment}
+    return MCPServerStdio(params, client_session_timeout_seconds=30, **options)
 
 
 def agent(server: MCPServer, *more: Any) -> OpenAIAgent:
@@ -235,3 +234,26 @@ def test_killed_everywhere(harness: KillHarness, tmp_path: Path) -> None:
         here = where(str(number))
         if harness.start(scenario, here, kill=place).wait().killed:
             check(harness.run(scenario, here).result, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["tool", "inside an agent that is a tool"])
+async def test_approved_tool_of_a_server_runs_once_behind_a_restart(
+    store_url: str, tmp_path: Path, inside: bool
+) -> None:
+    def desk() -> OpenAIAgent:
+        shop = stdio(tmp_path, require_approval="always")
+        if not inside:
+            return agent(shop)
+        ask = Script(Say("", [ScriptedCall("ask", {"input": "pay"}, "call_b")]), "All is paid.")
+        return OpenAIAgent(Agent(name="hall", model=ScriptModel(ask), tools=[agent(shop).agent.as_tool("ask", "Ask.")]))
+
+    async with open_store(store_url) as local:
+        reply = await desk().session("s", store=local).run("pay")
+    assert reply.interrupt is not None
+    (approval,) = reply.interrupt["approvals"]
+    assert (approval["name"], approval["arguments"]) == ("pay", {"x": 1})
+    assert not (tmp_path / "effects").exists()
+    async with open_store(store_url) as local:
+        decision = {"resume": {"decisions": [{"id": approval["id"], "type": "approve"}]}}
+        assert (await desk().session("s", store=local).run(decision)).text == "All is paid."
+    assert EffectsLog(tmp_path / "effects").read() == ["pay 1"]

@@ -13,7 +13,7 @@ from agents import (
     Agent,
     FunctionTool,
     Handoff,
-    LocalShellTool,
+    ProgrammaticToolCallingTool,
     RunHooks,
     Runner,
     ShellTool,
@@ -25,12 +25,6 @@ from agents.run_internal import tool_execution
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from outlast_openai import CannotBeDurable, OpenAIAgent, seams
-
-
-@function_tool(needs_approval=True)
-def pay(amount: int) -> str:
-    """Pay."""
-    return "paid"
 
 
 def test_every_name_is_there() -> None:
@@ -100,12 +94,9 @@ BY_HAND = Handoff[Any, Any]("go", "Go.", {}, on_invoke_handoff=lead, agent_name=
     [
         (Agent[Any](name="a", handoffs=[Agent[Any](name="a")]), "two agents are named 'a'"),
         (Agent[Any](name="a", handoffs=[BY_HAND]), "make it with `handoff"),
-        (Agent[Any](name="a", tools=[ShellTool(executor=lambda request: "")]), "ShellTool"),
-        (Agent[Any](name="a", tools=[LocalShellTool(executor=lambda request: "")]), "LocalShellTool"),
-        (
-            Agent[Any](name="a", tools=[Agent[Any](name="b", tools=[pay]).as_tool("b", "B.")]),
-            "ask for it around the agent",
-        ),
+        (Agent[Any](name="a", tools=[ProgrammaticToolCallingTool()]), "ProgrammaticToolCallingTool"),
+        (Agent[Any](name="a", tools=[ShellTool(environment={"type": "container_auto"})]), "with an executor"),
+        (Agent[Any](name="a", tools=[ShellTool(lambda request: "", needs_approval=True)]), "function tools"),
     ],
 )
 def test_what_would_break_the_promise_is_refused_with_the_way_out(agent: Agent[Any], reason: str) -> None:

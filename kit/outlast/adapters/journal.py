@@ -171,12 +171,22 @@ class ToolJournal:
 
     async def waiting(self, call: ToolCall) -> None:
         """Store that a body stopped to wait for a person; it starts over when it is answered."""
+        self._rows[call.key] = await self._context.journal(self.stopped(call))
+
+    def stopped(self, call: ToolCall) -> Part:
+        """Note that a body stopped to wait for a person; the part belongs in the write that asks, which is done next."""
         self._busy.discard(call.key)
-        part = journal.settled(
+        self._new.discard(call.key)
+        self._rows.pop(call.key, None)
+        return journal.settled(
             scope=self._history.scope, key=call.key, token=self._tokens.pop(call.key), state=CallState.WAITING,
             outcome=None, position=None,
         )  # fmt: skip
-        self._rows[call.key] = await self._context.journal(part)
+
+    async def state(self, call: ToolCall) -> CallState | None:
+        """Say how far a call came, or None where no row of it says so."""
+        row = await self._row(call)
+        return None if row is None else row.state
 
     async def close(self, call: ToolCall, *, proven: bool, otherwise: Outcome = INTERRUPTED) -> Outcome:
         """Answer a call without running anything, and return the answer; `otherwise` if nobody knows its outcome.
