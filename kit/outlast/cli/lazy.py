@@ -40,6 +40,7 @@ OWN = {
     "memory": Lazy("outlast.cli.memory", "main", "See and change what is known about somebody."),
     "workers": Lazy("outlast.cli.workers", "workers", "List the workers of a store."),
     "store": Lazy("outlast.cli.store", "main", "Look after a database: migrate, status, prune, backup."),
+    "config": Lazy("outlast.cli.config", "config", "Show what agent.toml and the environment say."),
     "doctor": Lazy(
         "outlast.cli.doctor", "doctor", "Look at everything that outlast needs here, and say how to mend it."
     ),

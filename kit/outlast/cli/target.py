@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from outlast.core.errors import OutlastError
-from outlast.server import DurableAgentServer, NotAnAgent
+from outlast.server import Config, DurableAgentServer, NotAnAgent
 
 
 class BadTarget(OutlastError):
@@ -19,8 +19,10 @@ class BadTarget(OutlastError):
     code = "bad_target"
 
 
-def load(target: str) -> DurableAgentServer:
+def load(target: str, config: Config | None = None) -> DurableAgentServer:
     """Import a target and return its server, made around it when it is an agent. Raise OutlastError."""
+    if config is not None:
+        _importable(config.folder)
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise BadTarget(f"{target!r} is no target; use module:object or path.py:object, e.g. main:app")
@@ -34,9 +36,11 @@ def load(target: str) -> DurableAgentServer:
         raise BadTarget(f"{place} has no {name!r}{_suggestion(module)}")
     found = getattr(module, name)
     try:
-        server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found)
+        server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found, config=config)
     except NotAnAgent as error:
         raise BadTarget(f"{target} is no DurableAgentServer, and {error}{_remedy(place, name, found)}") from error
+    if config is not None and server.config is None:
+        server.configure(config)
     server.check()
     return server
 
