@@ -30,7 +30,9 @@ def load(target: str, config: Config | None = None) -> DurableAgentServer:
         module = _file(Path(place)) if place.endswith(".py") else _module(place)
     except BadTarget:
         raise
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:
+        raise BadTarget(f"{place} ended while it was imported: {error}") from error
+    except Exception as error:
         raise BadTarget(f"importing {place} failed: {type(error).__name__}: {error}{_where(error)}") from error
     if not hasattr(module, name):
         raise BadTarget(f"{place} has no {name!r}{_suggestion(module)}")
