@@ -29,6 +29,7 @@ class Lazy:
 
 
 OWN = {
+    "init": Lazy("outlast.cli.init", "init", "Make a project of a template."),
     "serve": Lazy("outlast.cli.serve", "serve", "Serve an agent."),
     "demo": Lazy("outlast.cli.demo", "demo", "Show a run that survives its server, in well under a minute."),
     "invoke": Lazy("outlast.cli.invoke", "invoke", "Run an agent on an input."),
