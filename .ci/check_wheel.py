@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = ("kit", "integrations", "templates")
+CACHES = {"__pycache__", ".ruff_cache"}
 
 
 def source_files() -> set[str]:
@@ -17,7 +18,7 @@ def source_files() -> set[str]:
         path.relative_to(ROOT / source_root).as_posix()
         for source_root in SOURCE_ROOTS
         for path in (ROOT / source_root).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not CACHES & set(path.parts)
     }
 
 

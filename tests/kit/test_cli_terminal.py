@@ -91,6 +91,27 @@ def test_a_person_is_shown_a_run_and_asked_for_the_decision(outlast: Callable[..
         assert "← pay ok: paid 5\nIt is paid.\n" in terminal.until(None)
 
 
+def test_a_person_is_asked_what_a_project_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Terminal("init", "--no-install") as terminal:
+        for question, answer in (
+            ("Folder", "desk"),
+            ("Framework", "basic"),
+            ("it is one of", "native"),
+            ("Server", ""),
+        ):
+            terminal.until(question)
+            terminal.type(answer)
+        assert terminal.wait() == 0
+        assert "desk has the project desk." in terminal.until(None)
+    assert "outlast.Agent" in (tmp_path / "desk" / "runtime" / "adapter.py").read_text()
+    with Terminal("init", "other") as terminal:
+        terminal.until("Framework")
+        terminal.type("\x04")
+        assert terminal.wait() == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["desk"]
+
+
 def test_a_person_is_asked_before_something_is_deleted(outlast: Callable[..., Any], url: str) -> None:
     outlast("memory", "put", "a", "b", "--url", url)
     for answer, code in (("n", 1), ("y", 0)):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outlast.adapters.approvals import request_of
+from outlast.cli import agent_toml
 from outlast.cli.errors import USAGE, fail
 from outlast.client import AgentClient, ApprovalRequest
 from outlast.core import ids, jsontext, times
@@ -157,7 +158,11 @@ def client(url: str, *, patience: float, agent: str | None = None) -> AgentClien
 
 def store_url(given: str | None) -> str:
     """Return the store that is meant."""
-    return given or os.environ.get(STORE) or DEFAULT_URL
+    if given or os.environ.get(STORE):
+        return given or os.environ[STORE]
+    if not agent_toml.there():
+        return DEFAULT_URL
+    return agent_toml.read().store_url
 
 
 def _object(record: Invocation) -> dict[str, Any]:

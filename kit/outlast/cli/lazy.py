@@ -29,6 +29,7 @@ class Lazy:
 
 
 OWN = {
+    "init": Lazy("outlast.cli.init", "init", "Make a project of a template."),
     "serve": Lazy("outlast.cli.serve", "serve", "Serve an agent."),
     "demo": Lazy("outlast.cli.demo", "demo", "Show a run that survives its server, in well under a minute."),
     "invoke": Lazy("outlast.cli.invoke", "invoke", "Run an agent on an input."),
@@ -43,6 +44,7 @@ OWN = {
     ),
     "workers": Lazy("outlast.cli.workers", "workers", "List the workers of a store."),
     "store": Lazy("outlast.cli.store", "main", "Look after a database: migrate, status, prune, backup."),
+    "config": Lazy("outlast.cli.config", "config", "Show what agent.toml and the environment say."),
     "doctor": Lazy(
         "outlast.cli.doctor", "doctor", "Look at everything that outlast needs here, and say how to mend it."
     ),

@@ -15,7 +15,9 @@ Url = Annotated[
 ]
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", help="A store to use without a server. Default: OUTLAST_STORE, or ./.outlast/state.db."),
+    typer.Option(
+        "--store", help="A store to use without a server. Default: OUTLAST_STORE, agent.toml's, or ./.outlast/state.db."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import typer
 
 from outlast.cli.lazy import OWN
+from outlast.server.config import settings
 
-_HEAD = """# Commands
+_HEAD = """# Commands and settings
 
 <!-- Made by `python -m outlast.cli.reference > docs/cli-reference.md`; a test compares it with the code. -->
 
@@ -18,7 +19,20 @@ Every command and option; [Command line](cli.md) tells what they are for.
 
 def reference() -> str:
     """Return the page as Markdown."""
-    return "\n".join([_HEAD, *(line for name, lazy in OWN.items() for line in _lines(f"outlast {name}", lazy.load()))])
+    commands = (line for name, lazy in OWN.items() for line in _lines(f"outlast {name}", lazy.load()))
+    return "\n".join([_HEAD, *commands, *_settings()])
+
+
+def _settings() -> Iterator[str]:
+    yield "## agent.toml\n"
+    yield "[The file of a project](cli.md#agenttoml). Spans of time are seconds, or texts such as `90s`, `12h` and `30d`.\n"
+    yield "| section | key | variable | default | |\n| --- | --- | --- | --- | --- |"
+    for one in settings():
+        section, _, name = one.key.partition(".")
+        default = "" if one.default in (None, ()) else f"`{one.default}`"
+        variable = "" if one.variable is None else f"`{one.variable}`"
+        yield f"| `[{section}]` | `{name}` | {variable} | {default} | {one.description} |"
+    yield ""
 
 
 def _lines(path: str, command: Any) -> Iterator[str]:

@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from outlast.cli import worker
+from outlast.cli import agent_toml, worker
 from outlast.cli.errors import FAILED, USAGE, fail
 from outlast.cli.target import load
 from outlast.core.errors import OutlastError
@@ -33,19 +33,28 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def serve(
-    target: Annotated[str, typer.Argument(help="module:object or path.py:object: a server, an adapter, or an agent.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="module:object or path.py:object: a server, an adapter, or an agent. Default: agent.toml's."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     store: Annotated[
-        str | None, typer.Option(help="Store URL; default: what the program or OUTLAST_STORE says.")
+        str | None, typer.Option(help="Store URL. Default: what agent.toml, the program or OUTLAST_STORE says.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port and the store.")] = 1,
     insecure: Annotated[bool, typer.Option(help="Let everybody who can reach the address use the agents.")] = False,
 ) -> None:
-    """Serve an agent."""
+    """Serve an agent.
+
+    Without TARGET, what the agent.toml of the current folder says, or the one that OUTLAST_CONFIG names.
+    """
     worker.log_to_stderr()
     try:
-        server = load(target)
+        target, config = (target, None) if target is not None else agent_toml.served()
+        server = load(target, config)
     except OutlastError as error:
         fail(str(error), USAGE)
     if not (insecure or server.authenticated or _is_loopback(host)):
@@ -57,7 +66,13 @@ def serve(
     if workers == 1:
         _run_here(server, store, host, listening)
     else:
-        _run_workers(server, target, store, host, listening, workers)
+        _run_workers(
+            server,
+            {"target": target, "store": store, "config": str(config.path) if config else None},
+            host,
+            listening,
+            workers,
+        )
 
 
 def _run_here(server: DurableAgentServer, store: str | None, host: str, listening: socket.socket) -> None:
@@ -87,9 +102,9 @@ class _Server(uvicorn.Server):
 
 
 def _run_workers(
-    server: DurableAgentServer, target: str, store: str | None, host: str, listening: socket.socket, workers: int
+    server: DurableAgentServer, asked: dict[str, str | None], host: str, listening: socket.socket, workers: int
 ) -> None:
-    os.environ[worker.ASKED] = json.dumps({"target": target, "store": store})
+    os.environ[worker.ASKED] = json.dumps(asked)
     config = _config(server, f"{worker.__name__}:app", factory=True, workers=workers)
     threading.Thread(target=_watch_ready, args=(host, listening), daemon=True).start()
     supervisor = _Supervisor(config, [listening])

@@ -1,7 +1,6 @@
 """`outlast store`: look after a database."""
 
 import asyncio
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from outlast.cli.errors import USAGE, command, fail
 from outlast.cli.options import Json, StoreUrl, Yes, confirm
 from outlast.cli.output import duration, fields, progress, say, size, write_json
 from outlast.core.records import Status
-from outlast.core.times import shown
+from outlast.core.times import seconds, shown
 from outlast.engine.settings import EngineSettings
 from outlast.store import Store
 from outlast.store.backup import backup as copy
@@ -21,8 +20,6 @@ from outlast.store.url import parse
 main = typer.Typer(no_args_is_help=True, add_completion=False)
 
 BATCH = 200
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @main.callback()
@@ -129,7 +126,7 @@ async def backup(
 
 
 def _seconds(age: str) -> float:
-    found = _AGE.fullmatch(age)
-    if found is None:
+    try:
+        return seconds(age)
+    except ValueError:
         fail(f"--older-than {age!r} is no age such as 12h, 30d or 8w", USAGE)
-    return float(found[1]) * _SECONDS[found[2]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from outlast.core.errors import OutlastError
-from outlast.server import DurableAgentServer, NotAnAgent
+from outlast.server import Config, DurableAgentServer, NotAnAgent
 
 
 class BadTarget(OutlastError):
@@ -19,8 +19,10 @@ class BadTarget(OutlastError):
     code = "bad_target"
 
 
-def load(target: str) -> DurableAgentServer:
+def load(target: str, config: Config | None = None) -> DurableAgentServer:
     """Import a target and return its server, made around it when it is an agent. Raise OutlastError."""
+    if config is not None:
+        _importable(config.folder)
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise BadTarget(f"{target!r} is no target; use module:object or path.py:object, e.g. main:app")
@@ -28,15 +30,19 @@ def load(target: str) -> DurableAgentServer:
         module = _file(Path(place)) if place.endswith(".py") else _module(place)
     except BadTarget:
         raise
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:
+        raise BadTarget(f"{place} ended while it was imported: {error}") from error
+    except Exception as error:
         raise BadTarget(f"importing {place} failed: {type(error).__name__}: {error}{_where(error)}") from error
     if not hasattr(module, name):
         raise BadTarget(f"{place} has no {name!r}{_suggestion(module)}")
     found = getattr(module, name)
     try:
-        server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found)
+        server = found if isinstance(found, DurableAgentServer) else DurableAgentServer(found, config=config)
     except NotAnAgent as error:
         raise BadTarget(f"{target} is no DurableAgentServer, and {error}{_remedy(place, name, found)}") from error
+    if config is not None and server.config is None:
+        server.configure(config)
     server.check()
     return server
 

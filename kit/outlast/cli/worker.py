@@ -4,10 +4,11 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from outlast.cli.target import load
 from outlast.core.errors import OutlastError
-from outlast.server import DurableAgentServer
+from outlast.server import Config, DurableAgentServer
 
 ASKED = "OUTLAST_SERVE"
 """Environment variable by which the parent tells its children what to serve, as JSON."""
@@ -17,7 +18,7 @@ def app() -> DurableAgentServer:
     """Load what the parent was asked to serve."""
     log_to_stderr()
     asked = json.loads(os.environ[ASKED])
-    server = load(asked["target"])
+    server = load(asked["target"], Config.read(Path(asked["config"])) if asked["config"] else None)
     server.store_url = asked["store"] or server.store_url
     quieten(server, say=True)
     return server

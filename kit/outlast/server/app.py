@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match, Mount, Route
 
 from outlast.core.errors import OutlastError, StoreUnavailable
@@ -14,6 +16,7 @@ from outlast.engine import EngineSettings
 from outlast.server import openapi, problems
 from outlast.server.agents import Agents, AgentSetupError
 from outlast.server.approvals import Approvals
+from outlast.server.config import Config
 from outlast.server.invocations import Invocations
 from outlast.server.memories import Memories
 from outlast.server.operations import Operations
@@ -36,7 +39,8 @@ class DurableAgentServer(FastAPI):
 
     `agent` is an adapter, `AgentHandlers`, or a framework object that an installed integration recognises; `agents`
     maps names to such objects. `store` is a URL (default: OUTLAST_STORE, else an SQLite file below the current
-    folder). Other keyword arguments go to FastAPI.
+    folder). `config` is an `agent.toml` that was read; what it says comes before the other arguments. Other keyword
+    arguments go to FastAPI.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class DurableAgentServer(FastAPI):
         *,
         agents: Mapping[str, object] | None = None,
         name: str | None = None,
+        config: Config | None = None,
         store: str | None = None,
         settings: EngineSettings | None = None,
         sync_wait: float | None = None,
@@ -52,6 +57,7 @@ class DurableAgentServer(FastAPI):
         keep_alive: float = ServerSettings().keep_alive,
         **fastapi: Any,
     ) -> None:
+        name = name if config is None else config.file.agent.name or name
         self.agents = Agents(agent, agents, name)
         self.store_url = store
         self.start_error: OutlastError | None = None
@@ -63,6 +69,9 @@ class DurableAgentServer(FastAPI):
             keep_alive=keep_alive,
         )
         super().__init__(**{"title": name or "outlast", "redirect_slashes": False, **fastapi})
+        self.config: Config | None = None
+        if config is not None:
+            self.configure(config)
         _Part(self, "").add_to(self)
         self._answer_with_problems(fastapi.get("exception_handlers") or {})
 
@@ -76,6 +85,24 @@ class DurableAgentServer(FastAPI):
         for error, handler in handlers.items():
             if error not in chosen:
                 self.add_exception_handler(error, handler)
+
+    def configure(self, config: Config) -> None:
+        """Do as an `agent.toml` says, before the server starts. Raise AgentSetupError when it names another agent."""
+        name = config.file.agent.name
+        if name is not None and name not in (names := self.agents.by_name()):
+            raise AgentSetupError(f"{config.path.name} names the agent {name!r}; the server has {', '.join(names)}")
+        self.config = config
+        if self.store_url is None or "store.url" in config.sources:
+            self.store_url = config.store_url
+        self.settings = replace(self.settings, engine=config.engine(self.settings.engine))
+        if origins := config.file.cors.allowed_origins:
+            self.add_middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["Location", "Retry-After"],
+            )
 
     def invoke(self, handler: H) -> H:
         """Register the function that runs an invocation: `async def f(context: InvocationContext)`, or `def`."""
@@ -176,6 +203,7 @@ class _Part:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._forget)
             try:
+                self._refuse_switched(app)
                 self._refuse_taken(app)
                 agents, url = self.agents.handlers(), store_url(server.store_url)
                 self._runtime = await stack.enter_async_context(running(url, agents, server.settings))
@@ -183,6 +211,16 @@ class _Part:
                 server.start_error = error
                 raise
             yield
+
+    def _refuse_switched(self, app: FastAPI) -> None:
+        """Raise AgentSetupError when the configuration was switched between the two servers and the program was not."""
+        config, installed = self._server.config, app is not self._server
+        if config is not None and config.custom is not installed:
+            made = "a server installed in an app" if installed else "the app of outlast itself"
+            raise AgentSetupError(
+                f'{config.path.name} says server = "{config.file.agent.server}", and what runs is {made}; the line alone '
+                "switches nothing: change it back, or the program too (`outlast init --server` makes either)"
+            )
 
     def _refuse_taken(self, app: FastAPI) -> None:
         """Raise AgentSetupError when the app has routes of its own at our paths: one of the two would be dead."""

@@ -102,6 +102,27 @@ def file_of(text: str) -> Path | None:
     return _file(url) if url.get_backend_name() == "sqlite" else None
 
 
+def masked(text: str) -> str:
+    """Return a store URL as it may be shown: without its password, wherever that stands."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        return text if text == "memory" else "***"
+    secret = dict.fromkeys((name for name in url.query if "password" in name), "***")
+    return url.update_query_dict(secret).render_as_string(hide_password=True)
+
+
+def below(text: str, folder: Path) -> str:
+    """Return a store URL whose SQLite file, where its path is relative, lies below a folder; any other as it is."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        return text
+    if url.get_backend_name() != "sqlite" or _file(url) is None:
+        return text
+    return url.set(database=str(folder.absolute() / str(url.database))).render_as_string(hide_password=False)
+
+
 def _file(url: URL) -> Path | None:
     if not url.database or url.database == ":memory:" or "\0" in url.database:
         return None

@@ -1,0 +1,251 @@
+"""`agent.toml`: what is served and how, read together with `.env` beside it and the environment."""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from outlast.core import times
+from outlast.core.errors import OutlastError
+from outlast.core.records import Status
+from outlast.engine import EngineSettings
+from outlast.store.url import DEFAULT_URL, below
+
+FILE, STORE = "agent.toml", "OUTLAST_STORE"
+_NOT_YET = ("auth", "session_store", "memory_store", "tracing", "tools", "store.direct_url")
+"""What is planned: refused, as everything unknown is, but not as a slip of the pen."""
+_DEFAULT = EngineSettings()
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)")
+
+
+class BadConfig(OutlastError):
+    """`agent.toml` cannot be used; the message is for people, on one line."""
+
+    code = "bad_config"
+
+
+def _span(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"\d+(\.\d+)?", value):
+        return times.seconds(value)
+    return value
+
+
+def _words(value: object) -> object:
+    return [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_span), Field(ge=0, allow_inf_nan=False)]
+"""A number of seconds, or a text such as 90s, 12h or 30d."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AgentSection(_Section):
+    """`[agent]`: what is served, and the limits of its runs."""
+
+    name: Annotated[str | None, Field(description="Name of the agent in the store. Default: the adapter's own.")] = None
+    target: Annotated[
+        str | None, Field(description="What `outlast serve` serves: `module:object` or `path.py:object`.")
+    ] = None
+    server: Annotated[
+        Literal["outlast", "custom"],
+        Field(description="Whose app it is: `outlast`, or `custom` for your own, in which the server is installed."),
+    ] = "outlast"
+    max_crashes: Annotated[
+        int, Field(ge=0, description="Workers a run may lose without progress before it fails; 0 = no limit.")
+    ] = _DEFAULT.max_crashes
+    run_timeout: Annotated[Seconds, Field(description="Longest run; 0 = no limit.")] = _DEFAULT.run_timeout
+    drain_timeout: Annotated[Seconds, Field(description="How long runs may go on after SIGTERM.")] = (
+        _DEFAULT.drain_timeout
+    )
+    concurrency: Annotated[int, Field(ge=1, description="Runs at once in a process.")] = _DEFAULT.concurrency
+
+
+class StoreSection(_Section):
+    """`[store]`: where everything is kept."""
+
+    url: Annotated[
+        str, Field(min_length=1, description="The store; a relative SQLite path begins at the folder of the file.")
+    ] = DEFAULT_URL
+    retention: Annotated[Seconds, Field(description="How long final runs are kept; 0 = for ever.")] = (
+        _DEFAULT.retention[Status.COMPLETED]
+    )
+
+
+class CorsSection(_Section):
+    """`[cors]`: which web pages may call."""
+
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_words),
+        Field(description="Origins such as `https://example.com`, or `*`; in the variable, with commas between."),
+    ] = ()
+
+
+class AgentFile(_Section):
+    """The sections of the file."""
+
+    agent: AgentSection = AgentSection()
+    store: StoreSection = StoreSection()
+    cors: CorsSection = CorsSection()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key: its name such as `agent.name`, and the environment variable that overrides it, if one may."""
+
+    key: str
+    variable: str | None
+    default: Any
+    description: str
+
+
+def settings() -> Iterator[Setting]:
+    """Give every key there is."""
+    for section, field in AgentFile.model_fields.items():
+        for name, one in type(field.default).model_fields.items():
+            yield Setting(f"{section}.{name}", _variable(section, name), one.default, one.description or "")
+
+
+def _variable(section: str, name: str) -> str | None:
+    if (section, name) == ("agent", "server"):
+        return None  # which of the two it is stands in the program, and no variable switches that
+    return STORE if (section, name) == ("store", "url") else f"OUTLAST_{name.upper()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What was read, and where each value came from."""
+
+    path: Path
+    file: AgentFile
+    sources: Mapping[str, str]
+    """By key, such as `store.url`: the name of the file or of the variable that has it; nothing for a default."""
+
+    @classmethod
+    def read(cls, path: Path, environ: MutableMapping[str, str] = os.environ) -> Self:
+        """Read `agent.toml`, or the one in a folder. Raise BadConfig with the reason and the way out.
+
+        Variables of `.env` beside it are set where the environment does not have them, for the agent needs them too;
+        then variables override what the file says.
+        """
+        path = (path / FILE if path.is_dir() else path).absolute()
+        values = _parsed(path)
+        _refuse_unknown(values, path.name)
+        sources = {f"{section}.{name}": path.name for section in values for name in values[section]}
+        from_env_file = _load_env_file(path.parent / ".env", environ)
+        for setting in settings():
+            if setting.variable is not None and (given := environ.get(setting.variable)):
+                section, _, name = setting.key.partition(".")
+                values.setdefault(section, {})[name] = given
+                in_file = setting.variable in from_env_file
+                sources[setting.key] = f"{setting.variable} in .env" if in_file else setting.variable
+        config = cls(path, _checked(values, sources), sources)
+        if config.custom and config.file.cors.allowed_origins:
+            raise BadConfig(
+                f'{sources["cors.allowed_origins"]}: with server = "custom" the app is yours, and so are its origins; '
+                "remove [cors] and add fastapi.middleware.cors.CORSMiddleware to the app"
+            )
+        return config
+
+    @property
+    def custom(self) -> bool:
+        """Whether the app is the user's own, in which a server is installed."""
+        return self.file.agent.server == "custom"
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def store_url(self) -> str:
+        url = self.file.store.url
+        return url if self.sources.get("store.url") == STORE else below(url, self.folder)
+
+    def engine(self, settings: EngineSettings) -> EngineSettings:
+        """Return settings with those that were chosen here in their place."""
+        agent, chosen = self.file.agent, dict[str, Any]()
+        for name in ("max_crashes", "run_timeout", "drain_timeout", "concurrency"):
+            if f"agent.{name}" in self.sources:
+                chosen[name] = getattr(agent, name)
+        if "store.retention" in self.sources:
+            keep = self.file.store.retention
+            chosen["retention"] = {status: keep for status in Status if status.final and keep}
+        return replace(settings, **chosen)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise BadConfig(f"there is no file {path}") from None
+    except OSError as error:
+        raise BadConfig(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BadConfig(f"{path.name} is no TOML: {error}") from None
+
+
+def _refuse_unknown(values: Mapping[str, Any], file: str) -> None:
+    known = {section: type(field.default).model_fields for section, field in AgentFile.model_fields.items()}
+    for section, table in values.items():
+        if section not in known:
+            at_home = [f"[{one}] {section}" for one in known if section in known[one]]
+            _refuse(file, section, f"[{section}]", list(known), at_home, "[{}]")
+        if not isinstance(table, dict):
+            raise BadConfig(f"{file}: [{section}] is a table, such as\n[{section}]\n{next(iter(known[section]))} = …")
+        for name in table:
+            if name not in known[section]:
+                elsewhere = [f"[{one}] {name}" for one in known if name in known[one]]
+                _refuse(file, f"{section}.{name}", f"{name} in [{section}]", list(known[section]), elsewhere, "{}")
+
+
+def _refuse(file: str, key: str, shown: str, known: list[str], elsewhere: list[str], form: str) -> None:
+    if key in _NOT_YET:
+        raise BadConfig(f"{file}: outlast does not have {shown} yet; remove it")
+    near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+    meant = elsewhere or [form.format(one) for one in near]
+    told = f"did you mean {meant[0]}?" if meant else f"there is {', '.join(form.format(one) for one in known)}"
+    raise BadConfig(f"{file}: there is no {shown}; {told}")
+
+
+def _checked(values: Mapping[str, Any], sources: Mapping[str, str]) -> AgentFile:
+    try:
+        return AgentFile.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"][:2])
+        raise BadConfig(f"{sources[key]}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _load_env_file(path: Path, environ: MutableMapping[str, str]) -> set[str]:
+    """Set the variables of a file of `NAME=value` lines that are not set, and return their names."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        return set()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    found = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        if (assignment := _ASSIGNMENT.fullmatch(line)) is None:
+            raise BadConfig(f"{path.name}, line {number} is not like NAME=value")
+        found[assignment[1]] = _unquoted(assignment[2])
+    added = {name: value for name, value in found.items() if name not in environ}
+    environ.update(added)
+    return set(added)
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return re.sub(r"\s+#.*", "", value)
