@@ -53,6 +53,7 @@ def agent() -> Agent:
         ("[[tools]]\nname = 'a'", "outlast does not have [tools] yet"),
         ("[store]\ndirect_url = 'x'", "outlast does not have direct_url in [store] yet"),
         ("[agent]\nmax_crashes = 'many'", "agent.toml: agent.max_crashes: Input should be a valid integer"),
+        ("[agent]\nconcurrency = true", "agent.toml: agent.concurrency: it is a number"),
         ("[agent]\nrun_timeout = '3 fortnights'", "'3 fortnights' is no span of time such as 90s"),
         ("[agent]\nserver = 'mine'", "Input should be 'outlast' or 'custom'"),
         ("[agent", "agent.toml is no TOML"),
