@@ -136,3 +136,61 @@ def test_the_server_of_a_project_is_not_switched_by_the_word_in_its_file(make: M
     command = [sys.executable, "-m", "uvicorn", "runtime.main:app", "--port", "{port}"]
     with pytest.raises(ServerNotStarted, match="the line alone switches nothing"):
         ServerProcess(command, log=tmp_path / "log", cwd=folder, env={KEY: "x"}).start()
+
+
+GRAPH_OF_SOMEBODY = """
+from typing import TypedDict
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+
+
+class State(TypedDict):
+    number: int
+
+
+def double(state: State) -> State:
+    return {"number": state["number"] * 2}
+
+
+builder = StateGraph(State)
+builder.add_node("double", double)
+builder.add_edge(START, "double")
+graph = builder.compile(checkpointer=InMemorySaver())
+"""
+AGENTS_OF_SOMEBODY = """
+from agents import Agent
+
+from outlast.testing.scripted import Say, Script, ScriptedCall
+from outlast_openai.testing import ScriptModel
+
+money = Agent(name="money", model=ScriptModel(Script("", "You get it back.")))
+handoff = Say("", [ScriptedCall("transfer_to_money", {}, "call_1")])
+desk = Agent(name="desk", model=ScriptModel(Script(handoff)), handoffs=[money])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("needed", "text", "name", "input", "answer"),
+    [
+        ("langgraph", GRAPH_OF_SOMEBODY, "graph", {"number": 4}, ("state", {"number": 8})),
+        ("agents", AGENTS_OF_SOMEBODY, "desk", "My money, please.", ("text", "You get it back.")),
+    ],
+    ids=["a graph with a state and a checkpointer", "agents with a handoff"],
+)
+def test_an_agent_of_somebody_becomes_a_service(
+    tmp_path: Path, needed: str, text: str, name: str, input: object, answer: tuple[str, object]
+) -> None:
+    pytest.importorskip(needed)
+    (folder := tmp_path / "app").mkdir()
+    (folder / "theirs.py").write_text(text)
+    made = run(folder, "-m", "outlast", "init", "--existing", f"theirs:{name}", OPENAI_AGENTS_DISABLE_TRACING="1")
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-m", "outlast", "serve", "--port", "{port}"]
+    env = {"OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    with ServerProcess(command, log=tmp_path / "log", cwd=folder, env=env) as service:
+        asked = {"id": "7f1d2c34-5b6a-4c7d-8e9f-0a1b2c3d4e5f", "session_id": "s", "input": input}
+        done = httpx.post(f"{service.url}/api/invocations", json=asked, timeout=60).json()
+    assert done["output"][answer[0]] == answer[1], done
+    assert (folder / "theirs.py").read_text() == text

@@ -1,5 +1,6 @@
 """Calls of agents that are tools of other agents, which a person decides about: the agent stops inside, and goes on inside."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,23 @@ def test_killed_around_the_question_and_the_decision(
     harness: KillHarness, tmp_path: Path, store_url: str, place: KillAt, answer: str
 ) -> None:
     assert kill_and_approve(harness, tmp_path, place, store_url)[1] == answer
+
+
+async def answer(url: str, folder: str, asks: bool) -> Any:
+    """Ask for the payment, or go on with the run that decided about it."""
+    async with open_store(url) as store:
+        chat = desk(Path(folder), rerun_safe={"ask"}).session("s", store=store)
+        if asks:
+            return asked(await chat.run("buy", id=FIRST))
+        decisions = [{"id": one["id"], "type": "approve"} for one in json.loads((Path(folder) / "asked").read_text())]
+        return asked(await chat.run({"resume": {"decisions": decisions}}, id=SECOND))
+
+
+def test_agent_that_may_run_again_begins_anew_after_a_crash_and_asks_anew(harness: KillHarness, tmp_path: Path) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path)}
+    (first,) = harness.run(answer, {**where, "asks": True}).result
+    (tmp_path / "asked").write_text(json.dumps([first]))
+    assert harness.run(answer, {**where, "asks": False}, kill=KillAt("tool.before_body")).killed
+    (second,) = harness.run(answer, {**where, "asks": False}).result
+    assert second["id"] != first["id"]
+    assert "pay 5 for ann" not in effects(tmp_path)

@@ -71,6 +71,8 @@ def agent(folder: str, shape: str) -> OpenAIAgent:
         if shape != "inner":
             keys.append(current_tool_call().idempotency_key)
         await asyncio.sleep(0.02 * x)
+        while x == 2 and (Path(folder) / "hold").exists():
+            await asyncio.sleep(0.01)
         return f"paid {x}"
 
     first, second = scripts(shape)
@@ -228,6 +230,7 @@ def test_resuming_says_of_a_call_what_is_known(
 
 
 def test_result_of_a_finished_tool_survives_while_its_sibling_is_lost(harness: KillHarness, tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
     where = kill(harness, tmp_path, KillAt("journal.done.after_commit"), "plain")
     assert where is not None
     result = harness.run(run, where).result

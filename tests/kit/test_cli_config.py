@@ -53,6 +53,7 @@ def agent() -> Agent:
         ("[[tools]]\nname = 'a'", "outlast does not have [tools] yet"),
         ("[store]\ndirect_url = 'x'", "outlast does not have direct_url in [store] yet"),
         ("[agent]\nmax_crashes = 'many'", "agent.toml: agent.max_crashes: Input should be a valid integer"),
+        ("[agent]\nconcurrency = true", "agent.toml: agent.concurrency: it is a number"),
         ("[agent]\nrun_timeout = '3 fortnights'", "'3 fortnights' is no span of time such as 90s"),
         ("[agent]\nserver = 'mine'", "Input should be 'outlast' or 'custom'"),
         ("[agent", "agent.toml is no TOML"),
@@ -163,11 +164,11 @@ def test_serve_without_a_target_says_what_is_missing(
     assert says in outlast("serve", code=2).err
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("workers", "target"), [("1", "place.py:agent"), ("2", "place:agent")])
 def test_serve_without_a_target_serves_what_the_file_says_from_any_folder(
-    write: Callable[[str], Path], tmp_path: Path, workers: str
+    write: Callable[[str], Path], tmp_path: Path, workers: str, target: str
 ) -> None:
-    path = write("[agent]\nname = 'desk'\ntarget = 'place:agent'\n[store]\nurl = 'sqlite:///kept.db'\n")
+    path = write(f"[agent]\nname = 'desk'\ntarget = '{target}'\n[store]\nurl = 'sqlite:///kept.db'\n")
     (tmp_path / "place.py").write_text(AGENT)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     command = [*COMMAND, "serve", "--port", "{port}", "--workers", workers]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,50 @@ def test_options_choose_framework_server_and_model(here: Path, outlast: Callable
     assert 'MODEL = "gpt-x"' in (here / "desk" / "agent" / "model.py").read_text()
     assert 'server = "custom"' in (here / "desk" / "agent.toml").read_text()
     assert "FastAPI(" in (here / "desk" / "runtime" / "main.py").read_text()
+
+
+AGENT = (
+    "from outlast import Agent\nfrom outlast.testing.scripted import ScriptedModel\n{} = Agent(ScriptedModel('Hi.'))\n"
+)
+
+
+@pytest.mark.parametrize(("server", "name"), [("outlast", "clerk"), ("custom", "agent")])
+def test_an_agent_that_is_there_becomes_a_service_and_none_of_its_files_changes(
+    here: Path, outlast: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, server: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    package = f"shop_{uuid.uuid4().hex}"
+    (here / package).mkdir()
+    (here / package / "desk.py").write_text(AGENT.format(name))
+    (here / "tests").mkdir()
+    (here / "tests" / "test_mine.py").write_text("def test_mine() -> None: ...\n")
+    before = {path: path.read_bytes() for path in here.rglob("*.py")}
+    outlast("init", "--existing", f"{package}.desk:{name}", "--server", server)
+    assert {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file() and path not in before} == {
+        "agent.toml", "runtime/__init__.py", "runtime/main.py", "tests/test_runtime.py",
+        *(path.relative_to(here).as_posix() for path in here.rglob("*.pyc")),
+    }  # fmt: skip
+    assert {path: path.read_bytes() for path in before} == before
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_what_cannot_be_brought_in_leaves_the_folder_as_it_is(
+    here: Path, outlast: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = f"desk_{uuid.uuid4().hex}"
+    (here / f"{module}.py").write_text(AGENT.format("agent") + "number = 5\n")
+    (here / "agent.toml").touch()
+    for arguments, says in (
+        (["desk"], "is not like module:object"),
+        ([f"{module}:number"], "is no agent"),
+        (["not_there_at_all:agent"], "there is no module"),
+        ([f"{module}:agent"], "there is agent.toml already"),
+        ([f"{module}:agent", "--framework", "openai"], "give no NAME, --framework or --model"),
+    ):
+        done = outlast("init", "--existing", *arguments, code=2)
+        assert says in done.err
+    assert {path.name for path in here.iterdir()} - {"__pycache__"} == {f"{module}.py", "agent.toml"}

@@ -264,3 +264,9 @@ def test_effect_is_one_line(effects: EffectsLog) -> None:
     assert effects.read() == []
     with pytest.raises(ValueError, match="one line"):
         effects.append("two\nlines")
+
+
+def test_any_number_of_libraries_can_be_imported_beforehand() -> None:
+    names = ["json", *(f"there.is.no.module.of.this.name.{number}" for number in range(10_000))]
+    with KillHarness(libraries=names) as harness:
+        assert harness.run("json:loads", {"s": "[1]"}).result == [1]

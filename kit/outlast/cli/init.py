@@ -12,14 +12,17 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from outlast.cli import target as targets
 from outlast.cli.errors import FAILED, STOPPED, USAGE, fail
 from outlast.cli.output import note, say
-from outlast.cli.rendering import NAME, TEMPLATES, Choices, Framework, Server, name_of, render
+from outlast.cli.rendering import NAME, TEMPLATES, Choices, Framework, Server, name_of, render, render_around
+from outlast.core.errors import OutlastError
 
+ADDED = ("runtime", "agent.toml", "tests/test_runtime.py")
 LONGEST_NAME = 255
 """Bytes that file systems take."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -38,6 +41,13 @@ def init(
         Server | None, typer.Option(help="The app of outlast, or an own app with it inside. Default: outlast.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model at its provider.")] = None,
+    existing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:OBJECT",
+            help="An agent of the current folder to make a service of; adds runtime/, agent.toml and a test.",
+        ),
+    ] = None,
     no_install: Annotated[bool, typer.Option("--no-install", help="Do not install what the project needs.")] = False,
 ) -> None:
     """Make a project: an agent with tools, the service around it, tests that need no key.
@@ -46,6 +56,11 @@ def init(
     """
     if importlib.util.find_spec(TEMPLATES) is None:
         fail("the templates are not installed: pip install outlast", FAILED)
+    if existing is not None:
+        if folder is not None or framework is not None or model is not None:
+            fail("--existing is for the agent of the current folder: give no NAME, --framework or --model", USAGE)
+        _bring_in(existing, server or Server.OUTLAST)
+        return
     asks = typer.get_text_stream("stdin").isatty()
     try:
         if folder is None:
@@ -60,14 +75,42 @@ def init(
         with _whole(place) as new:
             render(choices, new)
     except (KeyboardInterrupt, typer.Abort):
-        note("\nnothing was made")
-        raise typer.Exit(STOPPED) from None
+        _leave()
     except OSError as error:
         fail(f"{error.filename or folder}: {error.strerror or error}", FAILED)
     say(f"{place} has the project {choices.name}.")
     if not no_install:
         _install(place)
     _tell_what_is_next(place)
+
+
+def _bring_in(target: str, server: Server) -> None:
+    """Add what serves an agent to the folder that has it, and change nothing that is there."""
+    found = re.fullmatch(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)", target)
+    if found is None:
+        fail(f"--existing {target!r} is not like module:object, such as app.graph:graph", USAGE)
+    try:
+        targets.load(target)
+    except OutlastError as error:
+        fail(str(error), USAGE)
+    place = Path()
+    if taken := [name for name in ADDED if os.path.lexists(place / name)]:
+        fail(f"there is {', '.join(taken)} already, and nothing that is there is changed", USAGE)
+    name = name_of(place.resolve().name)
+    try:
+        with _whole(place) as new:
+            render_around(found[1], found[2], Choices(name, Framework.NATIVE, server), new)
+    except KeyboardInterrupt:
+        _leave()
+    except OSError as error:
+        fail(f"{error.filename or place}: {error.strerror or error}", FAILED)
+    say(f"The agent {name} has a service: {', '.join(ADDED)}.")
+    say("  python -m runtime.main")
+
+
+def _leave() -> NoReturn:
+    note("\nnothing was made")
+    raise typer.Exit(STOPPED) from None
 
 
 def _chosen(given: Word | None, default: Word, what: str, asks: bool) -> Word:
@@ -121,14 +164,23 @@ def _whole(place: Path) -> Iterator[Path]:
         if not existed:
             new.rename(place)
             return
-        for one in sorted(new.iterdir()):
-            moved.append(place / one.name)
+        for one in _parts(new, place):
+            moved.append(place / one.relative_to(new))
             one.rename(moved[-1])
         moved.clear()
     finally:
         for one in moved:
             shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
         shutil.rmtree(aside)
+
+
+def _parts(new: Path, place: Path) -> Iterator[Path]:
+    """Give what has to be moved: of a folder that is there already, what is in it."""
+    for one in sorted(new.iterdir()):
+        if (place / one.name).is_dir():
+            yield from sorted(one.iterdir())
+        else:
+            yield one
 
 
 def _install(place: Path) -> None:

@@ -13,6 +13,7 @@ TEMPLATES = "outlast_templates"
 _CACHES = ("__pycache__", ".ruff_cache")
 """Found beside templates that were compiled, as pip does, or checked."""
 NAME, MODEL, SERVER = "my-agent", '"gpt-5-mini"', 'server = "outlast"'
+EXISTING = "from my_module import my_object as agent"
 """What stands in the templates where a project has its own: each template runs, and is read and checked, as it is."""
 
 
@@ -48,6 +49,15 @@ def render(choices: Choices, folder: Path) -> None:
         _copy(files(TEMPLATES) / layer, folder, _replacements(choices))
 
 
+def render_around(module: str, attribute: str, choices: Choices, folder: Path) -> None:
+    """Write what serves an agent that is there, `attribute` of `module`, into a folder that is there and empty."""
+    alias = attribute if attribute == "agent" else f"{attribute} as agent"
+    replacements = {**_replacements(choices), EXISTING: f"from {module} import {alias}"}
+    for layer in ["existing", *(["existing_custom"] if choices.server is Server.CUSTOM else [])]:
+        _copy(files(TEMPLATES) / layer, folder, replacements)
+    _write(files(TEMPLATES) / "common" / "agent.toml", folder, replacements)
+
+
 def name_of(folder: str) -> str:
     """Return what a project in a folder of this name is called: what packages and agents may be called too."""
     plain = unicodedata.normalize("NFKD", folder).encode("ascii", "ignore").decode()
@@ -67,8 +77,12 @@ def _copy(source: Traversable, folder: Path, replacements: dict[str, str]) -> No
         if one.is_dir():
             if one.name not in _CACHES:
                 _copy(one, folder / one.name, replacements)
-            continue
-        text = one.read_text("utf-8")
-        for word, own in replacements.items():
-            text = text.replace(word, own)
-        (folder / one.name).write_text(text, "utf-8")
+        else:
+            _write(one, folder, replacements)
+
+
+def _write(file: Traversable, folder: Path, replacements: dict[str, str]) -> None:
+    text = file.read_text("utf-8")
+    for word, own in replacements.items():
+        text = text.replace(word, own)
+    (folder / file.name).write_text(text, "utf-8")

@@ -20,14 +20,16 @@ class BadTarget(OutlastError):
 
 
 def load(target: str, config: Config | None = None) -> DurableAgentServer:
-    """Import a target and return its server, made around it when it is an agent. Raise OutlastError."""
-    if config is not None:
-        _importable(config.folder)
+    """Import a target and return its server, made around it when it is an agent. Raise OutlastError.
+
+    It is looked for from the folder of its agent.toml where it comes from one, else from the current folder.
+    """
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise BadTarget(f"{target!r} is no target; use module:object or path.py:object, e.g. main:app")
+    folder = Path.cwd() if config is None else config.folder
     try:
-        module = _file(Path(place)) if place.endswith(".py") else _module(place)
+        module = _file(folder / place) if place.endswith(".py") else _module(place, folder)
     except BadTarget:
         raise
     except SystemExit as error:
@@ -78,8 +80,8 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def _module(name: str) -> ModuleType:
-    _importable(Path.cwd())
+def _module(name: str, folder: Path) -> ModuleType:
+    _importable(folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

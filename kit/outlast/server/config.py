@@ -30,16 +30,24 @@ class BadConfig(OutlastError):
     code = "bad_config"
 
 
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        # pydantic would take true for 1; and it makes a refusal of a ValueError only.
+        raise ValueError("it is a number")  # noqa: TRY004
+    return value
+
+
 def _span(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"\d+(\.\d+)?", value):
         return times.seconds(value)
-    return value
+    return _number(value)
 
 
 def _words(value: object) -> object:
     return [one.strip() for one in value.split(",") if one.strip()] if isinstance(value, str) else value
 
 
+Count = Annotated[int, BeforeValidator(_number)]
 Seconds = Annotated[float, BeforeValidator(_span), Field(ge=0, allow_inf_nan=False)]
 """A number of seconds, or a text such as 90s, 12h or 30d."""
 
@@ -60,13 +68,13 @@ class AgentSection(_Section):
         Field(description="Whose app it is: `outlast`, or `custom` for your own, in which the server is installed."),
     ] = "outlast"
     max_crashes: Annotated[
-        int, Field(ge=0, description="Workers a run may lose without progress before it fails; 0 = no limit.")
+        Count, Field(ge=0, description="Workers a run may lose without progress before it fails; 0 = no limit.")
     ] = _DEFAULT.max_crashes
     run_timeout: Annotated[Seconds, Field(description="Longest run; 0 = no limit.")] = _DEFAULT.run_timeout
     drain_timeout: Annotated[Seconds, Field(description="How long runs may go on after SIGTERM.")] = (
         _DEFAULT.drain_timeout
     )
-    concurrency: Annotated[int, Field(ge=1, description="Runs at once in a process.")] = _DEFAULT.concurrency
+    concurrency: Annotated[Count, Field(ge=1, description="Runs at once in a process.")] = _DEFAULT.concurrency
 
 
 class StoreSection(_Section):

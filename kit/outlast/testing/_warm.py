@@ -101,13 +101,14 @@ def _tell(channel: socket.socket, news: str) -> None:
         channel.sendall(f"{news}\n".encode())
 
 
-def main(control: int, libraries: str, preload: str) -> None:
-    """Import the modules of a JSON list as far as they can be, those and the files of another, say so, and serve."""
+def main(control: int, imports: str) -> None:
+    """Import the libraries that a JSON file lists as far as they can be, then what it says to preload; then serve."""
+    wanted = json.loads(Path(imports).read_text())
     with socket.socket(fileno=control) as connection:
-        for name in json.loads(libraries):
+        for name in wanted["libraries"]:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        for reference in json.loads(preload):
+        for reference in wanted["preload"]:
             _case.load(reference)
         connection.sendall(READY)
         Warm(connection).serve()

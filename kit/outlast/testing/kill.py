@@ -37,7 +37,7 @@ ABORT_SECONDS = 5.0
 DRIVERS = ("sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from outlast.testing import _warm; _warm.main(int(sys.argv[2]), *sys.argv[3:])"
+    "from outlast.testing import _warm; _warm.main(int(sys.argv[2]), sys.argv[3])"
 )
 
 
@@ -346,8 +346,10 @@ class KillHarness:
         return False
 
     def _spawn(self, control: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), str(control)]
-        command += [json.dumps(self._libraries), json.dumps(self._preload)]
+        # In a file, for the names of all that a large program imports are more than the system takes as an argument.
+        imports = Path(self._folder.name) / "imports.json"
+        imports.write_text(json.dumps({"libraries": self._libraries, "preload": self._preload}))
+        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), str(control), str(imports)]
         with (Path(self._folder.name) / "log").open("wb") as log:
             return subprocess.Popen(
                 command,
