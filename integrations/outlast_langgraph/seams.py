@@ -264,7 +264,9 @@ class _NothingToWaitFor:
         self._done = done
 
     def __get__(self, loop: PregelLoop | None, owner: type) -> Any:
-        if loop is None or getattr(loop, _LOOP_FIELD) is not None:
+        if loop is None:
+            return self
+        if getattr(loop, _LOOP_FIELD) is not None:
             raise AttributeError("_put_checkpoint_fut")
         return self._done()
 

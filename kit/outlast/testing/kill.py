@@ -260,8 +260,13 @@ class KillHarness:
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="outlast-kill-")
         self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = self._spawn(theirs.fileno())
+        try:
+            with theirs:
+                self._process = self._spawn(theirs.fileno())
+        except OSError:
+            self._control.close()
+            self._folder.cleanup()
+            raise
         if not self._is_ready():
             raise HarnessError(f"the warm process did not start:\n{self._close_and_read_log()}")
         return self
