@@ -47,6 +47,7 @@ PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (PregelNode, ("bound", "subgraphs")),
 )
 _LOOP_FIELD = "_checkpointer_put_after_previous"
+_LOOP_FUTURE = "_put_checkpoint_fut"
 _SCRATCHPAD_FIELD = "subgraph_counter"
 
 _MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
@@ -254,7 +255,7 @@ Handler = Callable[[ToolCallRequest], Any]
 AsyncHandler = Callable[[ToolCallRequest], Awaitable[Any]]
 
 
-# Tools, wherever they run -----------------------------------------------------------------------------------------
+# Graphs without checkpoints ----------------------------------------------------------------------------------------
 
 
 class _NothingToWaitFor:
@@ -267,7 +268,7 @@ class _NothingToWaitFor:
         if loop is None:
             return self
         if getattr(loop, _LOOP_FIELD) is not None:
-            raise AttributeError("_put_checkpoint_fut")
+            raise AttributeError(_LOOP_FUTURE)
         return self._done()
 
 
@@ -278,8 +279,8 @@ def wait_for_nothing() -> None:
     there is one: AttributeError, `_put_checkpoint_fut`.
     """
     for loop, done in ((SyncPregelLoop, _done), (AsyncPregelLoop, _done_here)):
-        if "_put_checkpoint_fut" not in vars(loop):
-            setattr(loop, "_put_checkpoint_fut", _NothingToWaitFor(done))  # noqa: B010 - it is not declared there
+        if _LOOP_FUTURE not in vars(loop):
+            setattr(loop, _LOOP_FUTURE, _NothingToWaitFor(done))
 
 
 def _done() -> "concurrent.futures.Future[None]":
@@ -292,6 +293,9 @@ def _done_here() -> "asyncio.Future[None]":
     future = asyncio.get_running_loop().create_future()
     future.set_result(None)
     return future
+
+
+# Tools, wherever they run -----------------------------------------------------------------------------------------
 
 
 def see_tools() -> None:

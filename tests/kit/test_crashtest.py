@@ -105,8 +105,10 @@ def test_a_tool_that_runs_twice_is_found(
     target: Callable[[str, str], str], outlast: Callable[..., Any], crashtest: Callable[..., Report]
 ) -> None:
     where = target(PAYS_AGAIN, "app")
-    found = outlast("crashtest", where, "--data", "{}", "--json", "--sample", "3", code=1).object
-    assert [kill["twice"] for kill in found["kills"]] == [[], ["pay"], ["pay"]]
+    found = outlast("crashtest", where, "--data", "{}", "--json", code=1).object
+    twice = {kill["point"]: kill["twice"] for kill in found["kills"]}
+    # How many boundaries there are differs from run to run, as writes are grouped: only the names can be relied on.
+    assert (twice["accept.before_commit"], twice["tool.before_body"], twice["finish.after_commit"]) == ([], ["pay"], [])
     with pytest.raises(pytest.fail.Exception, match=r"tool\.before_body, 2\.: completed, pay ran twice"):
         crashtest(where, {})
 

@@ -9,7 +9,7 @@ from outlast.cli.access import opened
 from outlast.cli.errors import command
 from outlast.cli.live import event_line
 from outlast.cli.options import InvocationId, Json, Limit, StoreUrl, Url, Yes, confirm, pairs
-from outlast.cli.output import at, brief, fields, key, listed, moment, say, write_json
+from outlast.cli.output import at, brief, fields, key, listed, moment, say, text_in, write_json
 from outlast.core.records import Status
 
 main = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -111,7 +111,7 @@ def _print(run: Mapping[str, Any], json: bool) -> None:
         write_json(run)
         return
     output, error = run.get("output"), run.get("error")
-    text = output.get("text") if isinstance(output, Mapping) else None
+    text = text_in(output)
     fields(
         {
             "id": run["id"], "status": run["status"], "kind": run["kind"], "session": run["session_id"],

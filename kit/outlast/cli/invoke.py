@@ -8,7 +8,7 @@ import typer
 from outlast.adapters import DurableAgent
 from outlast.cli.access import PATIENCE_SECONDS as SHORT_PATIENCE_SECONDS
 from outlast.cli.errors import USAGE, command, fail
-from outlast.cli.options import Json, StoreUrl, Url, json_object, json_value, pairs, text_of
+from outlast.cli.options import Json, StoreUrl, Url, input_of, json_object, pairs
 from outlast.cli.output import note, say, write_json
 from outlast.cli.running import PATIENCE_SECONDS, Patience, Stream, Target, agent_of, hosted, show
 from outlast.client import RemoteSession
@@ -51,9 +51,7 @@ def invoke(
         "on_active": None if on_active is None else on_active.value, "timeout": timeout,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value is not None}
-    if (text is None) is (data is None):
-        fail("give a text or --data, one of them", USAGE)
-    input = text_of(text) if text is not None else json_value(text_of(data or ""), "--data")
+    input = input_of(text, data, text_name="a text")
     if target is not None and (options or background):
         fail("--config, --metadata, --on-active, --timeout and --background need a server", USAGE)
     local = agent_of(target, agent)

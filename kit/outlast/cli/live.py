@@ -48,8 +48,6 @@ class Live:
             case "agent.attempt.superseded":
                 self._kinds.clear()
                 self._line("… the worker died; what it had not finished is withdrawn", "yellow")
-            case "agent.usage" | "agent.raw" | "agent.run.finished":
-                pass
             case str() if kind.startswith("agent."):
                 pass
             case _:

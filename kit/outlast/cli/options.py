@@ -59,6 +59,13 @@ def text_of(given: str) -> str:
     return typer.get_text_stream("stdin").read() if given == STDIN else given
 
 
+def input_of(text: str | None, data: str | None, *, text_name: str) -> Any:
+    """Return the input of a run, given as text or, by `--data`, as JSON: one of the two."""
+    if (text is None) is (data is None):
+        fail(f"give {text_name} or --data, one of them", USAGE)
+    return text_of(text) if text is not None else json_value(text_of(data or ""), "--data")
+
+
 def file_text(file: Path) -> str:
     """Return the text of a file, or for `-` what comes on stdin."""
     try:

@@ -115,6 +115,11 @@ def at(name: str) -> Show:
     return lambda thing: moment(thing[name])
 
 
+def text_in(said: object) -> str | None:
+    """Return the text of what an agent returned or asked, None where it has none."""
+    return said.get("text") if isinstance(said, Mapping) else None
+
+
 def brief(value: object, most: int = 120) -> str:
     """Return a value as JSON, or as it is for a text, cut off when it is long."""
     text = one_line(value if isinstance(value, str) else jsontext.encode(value))

@@ -15,7 +15,7 @@ from outlast.cli import target as targets
 from outlast.cli.access import DEFAULT_SERVER, URL, Access, StoreClient, client
 from outlast.cli.errors import USAGE, WAITS, fail
 from outlast.cli.live import Live
-from outlast.cli.output import brief, note, say, write_json
+from outlast.cli.output import brief, note, say, text_in, write_json
 from outlast.client import RemoteSession
 from outlast.core.errors import OutlastError
 from outlast.core.records import Status
@@ -142,8 +142,7 @@ def _is_terminal() -> bool:
 
 
 def _print(run: Mapping[str, Any], *, shown: bool) -> None:
-    said = run.get("output", run.get("interrupt"))
-    text = said.get("text") if isinstance(said, Mapping) else None
+    text = text_in(run.get("output", run.get("interrupt")))
     if text is not None:
         if text and not shown:
             say(text)

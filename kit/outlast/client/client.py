@@ -88,13 +88,8 @@ class AgentClient:
         query |= {} if status is None else {"status": status}
         query |= {} if agent is None else {"agent": ids.name(agent, "agent")}
         query |= {f"metadata.{label}": text for label, text in ids.labels(metadata, "metadata").items()}
-        while True:
-            page = await self._transport.json("GET", INVOCATIONS, params=query)
-            for one in page["items"]:
-                yield one
-            if page["next_cursor"] is None:
-                return
-            query["cursor"] = page["next_cursor"]
+        async for one in self._transport.listed(INVOCATIONS, query):
+            yield one
 
     async def events(
         self, invocation_id: str, *, after: int = 0, follow: bool = False
@@ -125,13 +120,8 @@ class AgentClient:
         """
         query = {} if status is None else {"status": status}
         query |= {} if session_id is None else {"session_id": ids.session_id(session_id)}
-        while True:
-            page = await self._transport.json("GET", "/api/approvals", params=query)
-            for one in page["items"]:
-                yield approval_of_json(one)
-            if page["next_cursor"] is None:
-                return
-            query["cursor"] = page["next_cursor"]
+        async for one in self._transport.listed("/api/approvals", query):
+            yield approval_of_json(one)
 
     async def close(self) -> None:
         """Close the connections; those of a client of your own stay open."""

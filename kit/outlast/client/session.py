@@ -77,16 +77,11 @@ class RemoteSession:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the session, oldest first. Reads only."""
-        found, query = list[dict[str, Any]](), dict[str, Any](limit=LARGEST_PAGE)
-        while True:
-            try:
-                page = await self._transport.json("GET", f"{self._path()}/messages", params=query)
-            except SessionNotFound:
-                return []
-            found += page["items"]
-            if page["next_cursor"] is None:
-                return found
-            query["after"] = page["next_cursor"]
+        found = self._transport.listed(f"{self._path()}/messages", {"limit": LARGEST_PAGE}, cursor="after")
+        try:
+            return [message async for message in found]
+        except SessionNotFound:
+            return []
 
     async def state(self, checkpoint_id: str | None = None) -> dict[str, Any]:
         """Return the state that the agent keeps of the session, now or at a checkpoint. Reads only.
@@ -99,14 +94,9 @@ class RemoteSession:
 
     async def history(self, *, before: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Give the states the session had, the newest first, from before a checkpoint on. Raises as `state` does."""
-        query: dict[str, Any] = {} if before is None else {"before": before}
-        while True:
-            page = await self._transport.json("GET", f"{self._path()}/history", params=query)
-            for state in page["items"]:
-                yield state
-            if page["next_cursor"] is None:
-                return
-            query["before"] = page["next_cursor"]
+        query = {} if before is None else {"before": before}
+        async for state in self._transport.listed(f"{self._path()}/history", query, cursor="before"):
+            yield state
 
     async def update_state(
         self, values: Any, *, as_node: str | None = None, checkpoint_id: str | None = None

@@ -125,6 +125,22 @@ class Transport:
             _refuse(answer)
             return answer.json() if answer.content else None
 
+    async def listed(
+        self, path: str, query: Mapping[str, Any], *, cursor: str = "cursor"
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give the items of a list page by page, reading on as they are taken. `cursor` names where a page begins.
+
+        Raises as `json` does.
+        """
+        asked = dict(query)
+        while True:
+            page = await self.json("GET", path, params=asked)
+            for one in page["items"]:
+                yield one
+            if page["next_cursor"] is None:
+                return
+            asked[cursor] = page["next_cursor"]
+
     async def once(self, method: str, path: str, **request: Any) -> Any:
         """Send what is not safe to repeat, and repeat it only when it was certainly not done.
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from outlast.cli.errors import STOPPED, USAGE, fail, fail_with
-from outlast.cli.options import Json, json_value, text_of
-from outlast.cli.output import brief, note, progress, say, table, write_json
+from outlast.cli.errors import STOPPED, fail_with
+from outlast.cli.options import Json, input_of
+from outlast.cli.output import brief, note, progress, say, table, text_in, write_json
 from outlast.core.errors import OutlastError
 from outlast.testing import crashtest as testing
 from outlast.testing.crashtest import Case, Report
@@ -38,9 +38,7 @@ def crashtest(
 
     Exit code 1: a tool ran twice, or a run did not come back.
     """
-    if (input is None) is (data is None):
-        fail("give --input or --data, one of them", USAGE)
-    asked = text_of(input) if input is not None else json_value(text_of(data or ""), "--data")
+    asked = input_of(input, data, text_name="--input")
     try:
         with progress("killing", json) as advance:
             report = testing.crashtest(
@@ -90,5 +88,5 @@ def _tools(names: Sequence[str]) -> str:
 
 def _answer(run: Mapping[str, Any]) -> str:
     said = run.get("output", run.get("interrupt"))
-    text = said.get("text") if isinstance(said, Mapping) else None
+    text = text_in(said)
     return brief(said if text is None else text, 60)
