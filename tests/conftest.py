@@ -1,4 +1,5 @@
 import json
+import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -19,6 +20,10 @@ from outlast.store.statements import Lost
 from outlast.testing.serving import ServerThread
 
 pytest_plugins = ["outlast.testing.pytest_plugin"]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what it puts in the background; the processes of tests would inherit it, and not hear Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are looked at
