@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.tools import BaseTool
 from langgraph.constants import START
 from langgraph.pregel import Pregel
 from langgraph.pregel.remote import RemoteGraph
@@ -17,12 +15,8 @@ State = Literal["covered", "not covered", "unknown"]
 _TOOLS = "runs tools, each call at most once"
 _MODEL = "calls the model, and nothing else"
 _FUNCTION = (
-    "a function, entered again after a crash in it: tools that it calls keep their results, what it does by itself is "
-    "done again unless it is @journaled"
-)
-_LOOP = (
-    "calls a model and tools in one function: after a crash, once a tool had started there, it is not entered again, and "
-    "the run fails with `cannot_recover`; use a ToolNode"
+    "a function, entered again after a crash in it: tools that it calls keep their results, and chat models what they "
+    "had said before a tool; what it does by itself is done again unless it is @journaled"
 )
 _ELSEWHERE = "runs on another server, which is asked again after a crash"
 
@@ -58,8 +52,6 @@ def _of_function(where: str, body: Any) -> Iterator[Coverage]:
     held = [seams.unbound(value) for value in seams.held(body)]
     if any(isinstance(value, RemoteGraph) for value in held):
         yield Coverage(where, "not covered", _ELSEWHERE)
-    elif any(isinstance(v, BaseChatModel) for v in held) and any(isinstance(v, BaseTool) for v in held):
-        yield Coverage(where, "not covered", _LOOP)
     else:
         yield Coverage(where, "unknown", _FUNCTION)
     for value in held:

@@ -1,11 +1,13 @@
 """Between LangChain's messages and the neutral forms: inputs, outputs, stop reasons, transcripts."""
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from outlast.adapters.inputs import InputMessage, refuse
 from outlast.adapters.journal import ToolCall
@@ -15,6 +17,8 @@ from outlast.core.transcript import CallRequest, Message, Role, StopReason
 
 INTERNAL = "outlast_internal"
 """Marks, in a message's `additional_kwargs`, one that a resume added."""
+
+_SERDE = JsonPlusSerializer()
 
 _FIELDS = ("finish_reason", "stop_reason", "stopReason", "status")
 """Where providers say why they stopped: OpenAI and Google, Anthropic, Bedrock, and OpenAI's Responses."""
@@ -139,6 +143,21 @@ def if_json(value: Any, otherwise: Any) -> Any:
     except NotJSON:
         return otherwise
     return value
+
+
+def encoded(value: Any) -> Any:
+    """Return a value of the framework as JSON that `decoded` takes, or None for one that cannot be stored."""
+    try:
+        type_, body = _SERDE.dumps_typed(value)
+    except Exception:  # noqa: BLE001 - whatever a serialiser of unknown values raises
+        return None
+    return [type_, base64.b64encode(body).decode("ascii")]
+
+
+def decoded(value: Any) -> Any:
+    """Return what `encoded` was given."""
+    type_, body = value
+    return _SERDE.loads_typed((type_, base64.b64decode(body)))
 
 
 def usage_of(answer: BaseMessage) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from outlast.adapters.journal import Outcome, ToolCall, finished
 from outlast.adapters.outputs import total
 from outlast.adapters.run import Run
 from outlast.core.errors import NotJSON
+from outlast_langgraph.answers import ModelAnswers
 from outlast_langgraph.messages import stop_reason, told, tool_calls, usage_of
 
 
@@ -52,8 +53,7 @@ class Observer:
         """Provider's ids of calls of nodes, of which the journal tells where their tools run."""
         self.steady: set[str] = {""}
         """Namespaces of the graphs that keep their state: ids of their tasks are the same in every attempt."""
-        self.models: set[str] = set()
-        """Tasks in which a model was called."""
+        self.answers = ModelAnswers(run.journal, run.context.lease)
         self._writing: set[asyncio.Future[None]] = set()
         self._known: set[str] = set()
         self._streams: list[_Stream] = []

@@ -121,7 +121,10 @@ class RunSaver(BaseCheckpointSaver[Any]):
         observer = _observer(config)
         try:
             with observer.writing():
+                if any(channel == INTERRUPT for channel, _ in writes):
+                    await observer.run.journal.note(observer.answers.at_question(task_id))
                 await self._put_writes(observer, config, writes, task_id, task_path)
+            observer.answers.returned(task_id)
         except Exception as error:
             raise Stopped(error) from error
 

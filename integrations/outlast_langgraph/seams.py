@@ -7,13 +7,14 @@ import asyncio
 import concurrent.futures
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import count
 from types import CodeType
 from typing import Any, cast
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
@@ -33,7 +34,9 @@ from langgraph.store.base import BaseStore
 
 from outlast.adapters.journal import ToolCall
 from outlast.adapters.run import Run
+from outlast.core.errors import RunFailed
 from outlast_langgraph import places, saver, tools
+from outlast_langgraph.answers import IS_SEEN, Asked
 
 PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_func", "_afunc", "_execute_tool_sync")),
@@ -41,6 +44,7 @@ PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (Pregel, ("copy", "aget_state", "aupdate_state", "astream")),
     (RunnableCallable, ("invoke", "ainvoke")),
     (BaseTool, ("run", "arun", "_filter_injected_args")),
+    (BaseChatModel, ("invoke", "ainvoke", "stream", "astream", "_convert_input")),
 )
 PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_wrap_tool_call", "_awrap_tool_call", "_messages_key")),
@@ -102,6 +106,7 @@ def instrument(
     The graph itself stays as it is, except that tool nodes and graphs which its functions hold are guarded in place:
     no copy can reach them. Without a run they behave as before.
     """
+    see_models()
     see_tools()
     wait_for_nothing()
     made = Instrumented(graph)
@@ -295,6 +300,107 @@ def _done_here() -> "asyncio.Future[None]":
     return future
 
 
+# Models, wherever they are asked -----------------------------------------------------------------------------------
+
+
+def see_models() -> None:
+    """Have every chat model that is asked in a run give what it had said; outside of runs models are as they were."""
+    if not getattr(BaseChatModel.invoke, _MARK, False):
+        BaseChatModel.invoke = _told(BaseChatModel.invoke)  # type: ignore[method-assign]
+        BaseChatModel.ainvoke = _atold(BaseChatModel.ainvoke)  # type: ignore[method-assign]
+        BaseChatModel.stream = _streamed(BaseChatModel.stream)  # type: ignore[method-assign]
+        BaseChatModel.astream = _astreamed(BaseChatModel.astream)  # type: ignore[method-assign]
+
+
+def _ask(model: BaseChatModel, input: Any, config: RunnableConfig | None, options: Mapping[str, Any]) -> Asked | None:
+    """Note what a model is asked; None where that is no matter, or was noted around this call."""
+    config = ensure_config(config)
+    observer = saver.observer_of(config)
+    if observer is None or IS_SEEN.get() or not places.namespace(config):
+        return None
+    try:
+        return observer.answers.ask(
+            places.place(observer.steady, config), model._convert_input(input).to_messages(), options
+        )
+    except RunFailed as error:
+        raise saver.Stopped(error) from error
+
+
+def _told(original: Callable[..., Any]) -> Any:
+    @wraps(original)
+    def invoke(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        asked = _ask(model, input, config, options)
+        if asked is None:
+            return original(model, input, config, **options)
+        if asked.answer is None:
+            with asked.under_way():
+                asked.answered(original(model, input, config, **options))
+        return asked.answer
+
+    setattr(invoke, _MARK, True)
+    return invoke
+
+
+def _atold(original: Callable[..., Awaitable[Any]]) -> Any:
+    @wraps(original)
+    async def ainvoke(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        asked = _ask(model, input, config, options)
+        if asked is None:
+            return await original(model, input, config, **options)
+        if asked.answer is None:
+            with asked.under_way():
+                asked.answered(await original(model, input, config, **options))
+        return asked.answer
+
+    return ainvoke
+
+
+def _streamed(original: Callable[..., Iterator[Any]]) -> Any:
+    @wraps(original)
+    def stream(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+        asked = _ask(model, input, config, options)
+        if asked is None:
+            yield from original(model, input, config, **options)
+        elif asked.answer is not None:
+            yield asked.as_chunk()
+        else:
+            pieces = iter(original(model, input, config, **options))
+            while True:
+                with asked.under_way():
+                    piece = next(pieces, None)
+                    asked.came(piece)
+                if piece is None:
+                    return
+                yield piece
+
+    return stream
+
+
+def _astreamed(original: Callable[..., AsyncIterator[Any]]) -> Any:
+    @wraps(original)
+    async def astream(
+        model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any
+    ) -> AsyncIterator[Any]:
+        asked = _ask(model, input, config, options)
+        if asked is not None and asked.answer is not None:
+            yield asked.as_chunk()
+            return
+        pieces = original(model, input, config, **options)
+        if asked is None:
+            async for piece in pieces:
+                yield piece
+            return
+        while True:
+            with asked.under_way():
+                piece = await anext(pieces, None)
+                asked.came(piece)
+            if piece is None:
+                return
+            yield piece
+
+    return astream
+
+
 # Tools, wherever they run -----------------------------------------------------------------------------------------
 
 
@@ -374,7 +480,9 @@ def _sync_wrapper(node: ToolNode, inner: Callable[[ToolCallRequest, Handler], An
             return body()
         call = tools.call_of(request, node._messages_key, run)
         with tools.of_call(call):
-            return tools.guarded_in_thread(run, call, body, again=_inner_state(run, call, request))
+            return tools.guarded_in_thread(
+                run, call, body, before=_said_before(call, request), again=_inner_state(run, call, request)
+            )
 
     return wrap
 
@@ -398,9 +506,17 @@ def _async_wrapper(
             return await body()
         call = tools.call_of(request, node._messages_key, run)
         with tools.of_call(call):
-            return await tools.guarded(run, call, body, again=_inner_state(run, call, request))
+            return await tools.guarded(
+                run, call, body, before=_said_before(call, request), again=_inner_state(run, call, request)
+            )
 
     return wrap
+
+
+def _said_before(call: ToolCall, request: ToolCallRequest) -> dict[str, Any]:
+    """Where a graph without checkpoints has the model and the tools, they are in one place."""
+    observer = saver.observer_of(request.runtime.config)
+    return {} if observer is None else tools.said_before(observer, request.runtime.config, call.name)
 
 
 def _inner_state(run: Run, call: ToolCall, request: ToolCallRequest) -> tools.Again:

@@ -5,8 +5,7 @@ it is called and with or without a call id, and knows it by its place in the run
 """
 
 import asyncio
-import base64
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import ToolException
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
@@ -22,11 +20,9 @@ from outlast.adapters.journal import Outcome, Result, ToolCall
 from outlast.adapters.run import CURRENT_RUN, Run
 from outlast.core.jsontext import fingerprint
 from outlast_langgraph import places
-from outlast_langgraph.messages import if_json, messages_of, told, tool_calls
+from outlast_langgraph.messages import decoded, encoded, if_json, messages_of, told, tool_calls
 from outlast_langgraph.observer import Observer
 from outlast_langgraph.saver import Stopped
-
-_SERDE = JsonPlusSerializer()
 
 _GUARDED: ContextVar[ToolCall | None] = ContextVar("outlast_langgraph_guarded", default=None)
 """Set while the wrapper of a ToolNode runs a body: the call whose tool is the journal's already."""
@@ -72,9 +68,16 @@ Again = Callable[[], Awaitable[bool]]
 
 
 async def guarded(
-    run: Run, call: ToolCall, body: AsyncBody, *, answered: Answered | None = None, again: Again | None = None
+    run: Run,
+    call: ToolCall,
+    body: AsyncBody,
+    *,
+    before: Mapping[str, Any],
+    answered: Answered | None = None,
+    again: Again | None = None,
 ) -> Any:
-    """Run a body once, or answer the call from the journal."""
+    """Run a body once, or answer the call from the journal. `before` is noted first."""
+    await _durably(run.journal.note(before))
     if (answer := await _durably(run.journal.start(call, again=again))) is not None:
         return (answered or value_of)(call, answer)
     try:
@@ -93,9 +96,17 @@ async def guarded(
 
 
 def guarded_in_thread(
-    run: Run, call: ToolCall, body: Body, *, answered: Answered | None = None, again: Again | None = None
+    run: Run,
+    call: ToolCall,
+    body: Body,
+    *,
+    before: Mapping[str, Any],
+    answered: Answered | None = None,
+    again: Again | None = None,
 ) -> Any:
     """The same for a tool that is called synchronously."""
+    if before:
+        run.blocking(_durably(run.journal.note(before)))
     if (answer := run.blocking(_durably(run.journal.start(call, again=again)))) is not None:
         return (answered or value_of)(call, answer)
     try:
@@ -149,7 +160,7 @@ def outcome_of(value: Any) -> Outcome:
     """Return what a tool gave, with all that is needed to give it again."""
     message = value if isinstance(value, ToolMessage) else None
     result: Result = "error" if message is not None and message.status == "error" else "ok"
-    return Outcome(result, told(message) if message is not None else _text(value), _encoded(value))
+    return Outcome(result, told(message) if message is not None else _text(value), encoded(value))
 
 
 def _text(value: Any) -> str:
@@ -160,19 +171,10 @@ def _text(value: Any) -> str:
     return "\n".join(texts) if texts else str(value)
 
 
-def _encoded(value: Any) -> Any:
-    try:
-        type_, body = _SERDE.dumps_typed(value)
-    except Exception:  # noqa: BLE001 - whatever a serialiser of unknown values raises
-        return None
-    return [type_, base64.b64encode(body).decode("ascii")]
-
-
 def value_of(call: ToolCall, outcome: Outcome) -> Any:
     """Return an outcome in the framework's form."""
     if outcome.value is not None:
-        type_, body = outcome.value
-        return _SERDE.loads_typed((type_, base64.b64decode(body)))
+        return decoded(outcome.value)
     return message_of(call, outcome)
 
 
@@ -186,7 +188,17 @@ def message_of(call: ToolCall, outcome: Outcome) -> ToolMessage:
 
 
 TASK, LOOP = "task:", "loop:"
-"""Begin the keys of calls that are known by their place, and of notes that a model was called there before them."""
+"""Begin the keys of calls that are known by their place, and of notes that a model said there what is not kept."""
+
+
+def said_before(observer: Observer, config: RunnableConfig, tool: str) -> dict[str, Any]:
+    """Return what to note of models where a tool is about to begin, which may be the node that asked them."""
+    task = places.task(observer.steady, places.namespace(config))
+    notes = observer.answers.before_tool(task, tool)
+    if task in observer.answers.lost:
+        observer.answers.lost.discard(task)
+        notes[f"{LOOP}{places.checkpoint(config, task)}:{task}"] = None
+    return notes
 
 
 class Called:
@@ -200,29 +212,25 @@ class Called:
         place = places.place(observer.steady, config)
         what = f"{call_id or ''}:{name}:{fingerprint(shown)}"
         self.call = ToolCall(f"{TASK}{place.name}:{what}:{observer.run.order(place, what)}", call_id, name, shown)
-        self._place = place.name
         observer.told.add(call_id)
 
     async def run(self, body: AsyncBody) -> Any:
         """Run the tool once, or give what the journal has in its place."""
-        await _durably(self._begin())
-        return await guarded(self._observer.run, self.call, body, answered=plainly, again=self._again)
+        await _durably(self._observer.stored())
+        return await guarded(
+            self._observer.run, self.call, body, before=self._said(), answered=plainly, again=self._again
+        )
 
     def run_in_thread(self, body: Body) -> Any:
         run = self._observer.run
-        run.blocking(_durably(self._begin()))
-        return guarded_in_thread(run, self.call, body, answered=plainly, again=self._again)
+        run.blocking(_durably(self._observer.stored()))
+        return guarded_in_thread(run, self.call, body, before=self._said(), answered=plainly, again=self._again)
 
     async def _again(self) -> bool:
         return await has_inner_state(self._observer.run, self.call, self._config)
 
-    async def _begin(self) -> None:
-        """Note where a node calls tools that a model may have asked for in that very node."""
-        await self._observer.stored()
-        if self._place in self._observer.models:
-            self._observer.models.discard(self._place)
-            run, step = self._observer.run, places.checkpoint(self._config, self._place)
-            await run.context.write(parts=[run.journal.used(f"{LOOP}{step}:{self._place}")])
+    def _said(self) -> dict[str, Any]:
+        return said_before(self._observer, self._config, self.call.name)
 
 
 async def has_inner_state(run: Run, call: ToolCall, config: RunnableConfig) -> bool:

@@ -27,6 +27,7 @@ from outlast.core.jsontext import decode, fingerprint
 from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
 from outlast_langgraph import asking, places, seams
+from outlast_langgraph.answers import ANSWER
 from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
@@ -157,7 +158,8 @@ class LangGraphTurn:
         interrupts = asking.interrupts_of(snapshot)
         if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
-        await self._run.journal.rows()  # what ran beside the question was told by the run that asked it
+        # What ran beside the question was told by the run that asked it.
+        self._observer.answers.load(await self._run.journal.rows())
         given = await asking.answer(self._run, interrupts, value)
         if snapshot.interrupts:
             return await self._go(Command(resume=given))
@@ -203,7 +205,7 @@ class LangGraphTurn:
             case ResumeKind.AWAIT_APPROVAL:
                 # Everything was answered, and the run that brought the answers failed: its node is entered again.
                 self._run.events.resume(ResumeKind.CALL_MODEL)
-                await self._run.journal.rows()
+                self._observer.answers.load(await self._run.journal.rows())
                 return await self._go(None)
             case ResumeKind.RETRY_RESPONSE:
                 return await self._nudge(point, RETRY_TEXT)
@@ -332,6 +334,7 @@ class LangGraphTurn:
     async def _refuse_lost(self, snapshot: StateSnapshot) -> None:
         """Refuse where tools would run again and nothing could stop it."""
         rows = await self._run.journal.rows()
+        self._observer.answers.load(rows)
         mine = [row for row in rows if row.invocation_number == self._run.context.lease[0]]
         known, entered = set[str](), set[str]()
         for at in _deep(snapshot):
@@ -353,7 +356,13 @@ class LangGraphTurn:
                         f"a node of the graph runs tools and the model by itself, and the tool {ran[-1]!r} had started "
                         "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
                     )
-        unknown = [row for row in lost if not row.key.startswith(TASK) and _answer_of(row) not in known]
+        unknown = [
+            row
+            for row in lost
+            if not row.key.startswith(TASK)
+            and _answer_of(row) not in known
+            and not self._observer.answers.has(_answer_of(row))
+        ]
         if unknown:
             known = await self._said_inside(entered)
         for row in unknown:
@@ -516,7 +525,7 @@ def _task_name(at: StateSnapshot, task: PregelTask) -> str:
 
 
 def _is_call(row: Call) -> bool:
-    return not row.key.startswith((EFFECT, LOOP))
+    return not row.key.startswith((ANSWER, EFFECT, LOOP))
 
 
 def _answer_of(row: Call) -> str:

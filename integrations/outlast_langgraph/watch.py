@@ -6,11 +6,12 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.runnables import RunnableConfig
 
 from outlast_langgraph import places
+from outlast_langgraph.answers import IS_SEEN
 from outlast_langgraph.observer import Observer
 
 
 class Watch(AsyncCallbackHandler):
-    """Notes where models are called, and lets a task begin only when those that ended before it are stored."""
+    """Notes where models are called in a way that nothing else sees, and lets a task begin only when those that ended before it are stored."""
 
     raise_error = True
     run_inline = True
@@ -29,8 +30,9 @@ class Watch(AsyncCallbackHandler):
         self._model(metadata)
 
     def _model(self, metadata: dict[str, Any] | None) -> None:
-        config = RunnableConfig(metadata=metadata or {})
-        self._observer.models.add(places.task(self._observer.steady, places.namespace(config)))
+        if not IS_SEEN.get():
+            config = RunnableConfig(metadata=metadata or {})
+            self._observer.answers.lost.add(places.task(self._observer.steady, places.namespace(config)))
 
     async def on_chain_start(
         self, serialized: dict[str, Any], inputs: Any, *, metadata: dict[str, Any] | None = None, **details: Any

@@ -3,6 +3,7 @@
 The model asks for `a` and `b` in one answer, with the same call ids in every turn. `a` ends, `b` is cut off.
 """
 
+import ast
 import asyncio
 import os
 import signal
@@ -17,7 +18,7 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage, message_chunk_to_message
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -239,6 +240,37 @@ def one_node(world: World) -> Any:
     return around(loop)
 
 
+def sync_node(world: World) -> Any:
+    by_name = {found.name: found for found in world.sync_tools()}
+
+    def loop(state: MessagesState) -> dict[str, Any]:
+        said: list[Any] = []
+        while True:
+            said.append(world.model.invoke([*state["messages"], *said]))
+            if not said[-1].tool_calls:
+                return {"messages": said}
+            said += [by_name[call["name"]].invoke(call) for call in said[-1].tool_calls]
+
+    return around(loop)
+
+
+def streaming_node(world: World) -> Any:
+    by_name = {found.name: found for found in world.tools()}
+
+    async def loop(state: MessagesState) -> dict[str, Any]:
+        said: list[Any] = []
+        while True:
+            answer: Any = None
+            async for chunk in world.model.astream([*state["messages"], *said]):
+                answer = chunk if answer is None else answer + chunk
+            said.append(message_chunk_to_message(answer))
+            if not answer.tool_calls:
+                return {"messages": said}
+            said += [await by_name[call["name"]].ainvoke(call) for call in answer.tool_calls]
+
+    return around(loop)
+
+
 def without_checkpoints(world: World) -> Any:
     return around(create_agent(world.model, world.tools(), checkpointer=False))
 
@@ -282,6 +314,16 @@ SHAPES: dict[str, tuple[Callable[[World], Any], list[str]]] = {
         (plain_functions, [UNKNOWN, UNKNOWN]),
     ]
 }
+
+
+# The model and the tools are in one node: no checkpoint shows what was said in it before it ends.
+LOOPS = [
+    shape.__name__
+    for shape in (
+        one_node, sync_node, streaming_node, without_checkpoints, without_checkpoints_in_function,
+        without_checkpoints_in_thread,
+    )
+]  # fmt: skip
 
 
 def shape_named(name: str) -> Callable[[World], Any]:
@@ -375,19 +417,19 @@ def test_every_shape_on_every_store(
     check(harness, store_url, tmp_path, shape)
 
 
-@pytest.mark.parametrize(
-    "shape", ["one_node", "without_checkpoints", "without_checkpoints_in_function", "without_checkpoints_in_thread"]
-)
-def test_a_loop_of_which_nothing_is_kept_runs_and_repeats_no_tool(
+@pytest.mark.parametrize("shape", LOOPS)
+def test_a_node_with_the_model_and_the_tools_is_told_what_the_model_had_said(
     harness: KillHarness, tmp_path: Path, shape: str
 ) -> None:
     where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "shape": shape, "folder": str(tmp_path)}
     assert harness.run(talk, {**where, "message": "hi", "kill": True}).killed
     recovered = harness.run(talk, {**where, "message": None}).result
-    assert recovered["error"]["code"] == "cannot_recover"
+    assert (recovered["status"], recovered["text"], recovered["results"]) == ("completed", "Done.", [A, UNKNOWN])
+    views = [[role for role, _ in ast.literal_eval(view)] for view in EffectsLog(tmp_path / "views").read()]
+    assert views == [["user"], ["user", "assistant", "tool", "tool"]]
     assert sorted(EffectsLog(tmp_path / "effects").read()) == ["a", "b"]
     again = harness.run(talk, {**where, "message": "again"}).result
-    assert (again["status"], again["text"]) == ("completed", "Done.")
+    assert (again["status"], again["results"]) == ("completed", [A, B])
     assert sorted(EffectsLog(tmp_path / "effects").read()) == ["a", "a", "b", "b"]
 
 

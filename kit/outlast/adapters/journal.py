@@ -8,7 +8,7 @@ dead attempt "it did not run". Only a waiting call, and a tool declared safe, ma
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -226,17 +226,26 @@ class ToolJournal:
             position=None,
         )
 
-    def used(self, key: str) -> Part:
-        """Note, in the write that uses it, that something which may be used once was used."""
+    def used(self, key: str, note: Any = None) -> Part:
+        """Note, in the write that uses it, that something which may be used once was used, with more of it as JSON."""
         return journal.answered(
             scope=self._history.scope,
             key=key,
             call_id=None,
             name=key,
             arguments=None,
-            outcome=_stored(Outcome("ok", None)),
+            outcome=_stored(Outcome("ok", None, note)),
             position=None,
         )
+
+    async def note(self, notes: Mapping[str, Any]) -> None:
+        """Note each of some things as used, with what is noted of it."""
+        if notes:
+            await self._context.write(parts=[self.used(key, note) for key, note in notes.items()])
+
+    def noted(self, row: Call) -> Any:
+        """Return what was noted with something that was used."""
+        return _loaded(row).value
 
     async def was_used(self, key: str) -> bool:
         """Say whether it was noted as used."""

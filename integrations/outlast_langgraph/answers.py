@@ -1,0 +1,218 @@
+"""What chat models said in a node that runs tools, or asks a person, by itself: entered again, it is told the same.
+
+An answer is stored when a tool begins where it was given, before the tool's start is, or a question is asked there; a
+node that does neither stores none. Asked the same in a later attempt or in the run that brings a person's decision, the
+model is not called, so that the node goes on with the calls that it had, or that the person was shown.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, cast
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    SystemMessage,
+    ToolMessage,
+    message_chunk_to_message,
+)
+
+from outlast.adapters.journal import ToolJournal, current_tool_call
+from outlast.adapters.run import Place
+from outlast.core.errors import RunFailed
+from outlast.core.jsontext import fingerprint
+from outlast.core.records import Call
+from outlast_langgraph.messages import decoded, encoded, if_json
+
+ANSWER = "answer:"
+"""Begins the keys of answers in the journal."""
+
+IS_SEEN: ContextVar[bool] = ContextVar("outlast_langgraph_answer_is_seen", default=False)
+"""Set while a model is called whose answer is kept here."""
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """One call of a model. While its answer is streamed, or is left half streamed, it may be acted on already."""
+
+    place: str
+    messages: Sequence[BaseMessage]
+    options: Mapping[str, Any]
+    state: Literal["asked", "streaming", "failed", "answered"] = "asked"
+    answer: AIMessage | None = None
+    _streamed: AIMessageChunk | None = None
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Surround the call of the model, or the wait for the next piece of its answer."""
+        token = IS_SEEN.set(True)
+        try:
+            yield
+        except BaseException:
+            self.state = "failed"
+            raise
+        finally:
+            IS_SEEN.reset(token)
+
+    def answered(self, answer: AIMessage) -> None:
+        self.answer, self.state = answer, "answered"
+
+    def came(self, piece: AIMessageChunk | None) -> None:
+        """Take the next piece of a streamed answer; None ends it."""
+        if piece is not None:
+            self._streamed = piece if self._streamed is None else self._streamed + piece
+            self.state = "streaming"
+        elif self._streamed is not None:
+            self.answered(cast(AIMessage, message_chunk_to_message(self._streamed)))
+
+    def as_chunk(self) -> AIMessageChunk:
+        """Return the answer as a stream of one piece."""
+        assert self.answer is not None
+        return AIMessageChunk(**self.answer.model_dump(exclude={"type"}), chunk_position="last")
+
+    def digest(self) -> str:
+        """Name what was asked. Instructions may tell the time, and ids are made anew: neither is part of it."""
+        told = [_told(message) for message in self.messages if not isinstance(message, SystemMessage)]
+        return fingerprint([told, {name: if_json(value, type(value).__name__) for name, value in self.options.items()}])
+
+
+class _Note(TypedDict):
+    """What the journal has of one call of a model."""
+
+    order: list[int]
+    place: str
+    asked: str | None
+    """The digest of what was asked; None for a note of the tool alone."""
+    answer: Any
+    """Encoded; None where there was none yet."""
+    id: str | None
+    tool: str | None
+    """The tool that was about to begin; None for a question to a person."""
+
+
+class ModelAnswers:
+    """The answers of models in one attempt. What is seen in a task is forgotten when the task has returned."""
+
+    def __init__(self, journal: ToolJournal, lease: tuple[int, int]) -> None:
+        self.lost: set[str] = set()
+        """Places in which a model was called whose answer cannot be kept."""
+        self._lease, self._journal = lease, journal
+        self._asked: defaultdict[str, list[Asked]] = defaultdict(list)
+        self._stored: defaultdict[str, list[_Note]] = defaultdict(list)
+        self._left: dict[tuple[str, int], list[_Note]] = {}
+        """What was stored before the code at a place was entered, and the code has not asked for yet."""
+        self._number = 0
+
+    def load(self, rows: Sequence[Call]) -> None:
+        """Take what was stored from the journal."""
+        found: list[_Note] = [self._journal.noted(row) for row in rows if row.key.startswith(ANSWER)]
+        for note in sorted(found, key=lambda note: note["order"]):
+            self._stored[note["place"]].append(note)
+
+    def has(self, id: str) -> bool:
+        """Say whether an answer was stored, by its id."""
+        return any(note["id"] == id for notes in self._stored.values() for note in notes)
+
+    def ask(self, place: Place, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Asked:
+        """Note that a model is called; the answer is there already if it was stored.
+
+        Raises RunFailed (`cannot_recover`) when the code asks something else than before a tool had begun.
+        """
+        asked = Asked(_around(place.name), [*messages], options)
+        left = self._left.setdefault((asked.place, place.entry), [*self._stored.get(asked.place, ())])
+        if left and (answer := _taken(left, asked.digest())) is not None:
+            asked.answered(answer)
+        else:
+            self._asked[asked.place].append(asked)
+        return asked
+
+    def before_tool(self, task: str, tool: str) -> dict[str, Any]:
+        """Return, once, what has to be noted in the journal before a tool begins in a task."""
+        place = _around(task)
+        notes = self._notes(place, tool)
+        if (stored := self._stored.get(place)) and all(note["tool"] is None for note in stored):
+            notes |= self._note(place, None, None, tool)
+        return notes
+
+    def at_question(self, task_id: str) -> dict[str, Any]:
+        """Return, once, what has to be noted in the journal before a person is asked in a task."""
+        notes: dict[str, Any] = {}
+        for place in self._places(task_id):
+            notes |= self._notes(place, None)
+        return notes
+
+    def _notes(self, place: str, tool: str | None) -> dict[str, Any]:
+        left, notes = [], dict[str, Any]()
+        for asked in self._asked.get(place, ()):
+            match asked.state:
+                case "answered" if encoded(asked.answer) is not None:
+                    notes |= self._note(place, asked.digest(), asked.answer, tool)
+                case "asked":
+                    notes |= self._note(place, asked.digest(), None, tool)
+                    left.append(asked)
+                case "failed":
+                    pass
+                case _:
+                    self.lost.add(place.partition("\n")[0])
+        self._asked[place] = left
+        return notes
+
+    def _note(self, place: str, asked: str | None, answer: AIMessage | None, tool: str | None) -> dict[str, Any]:
+        self._number += 1
+        note = _Note(
+            order=[*self._lease, self._number],
+            place=place,
+            asked=asked,
+            answer=None if answer is None else encoded(answer),
+            id=None if answer is None else answer.id,
+            tool=tool,
+        )
+        self._stored[place].append(note)
+        return {f"{ANSWER}{'.'.join(map(str, note['order']))}": note}
+
+    def returned(self, task_id: str) -> None:
+        """Forget what was seen in a task that is not entered again."""
+        for place in self._places(task_id):
+            del self._asked[place]
+
+    def _places(self, task_id: str) -> list[str]:
+        return [place for place in self._asked if place.partition("\n")[0].endswith(f":{task_id}")]
+
+
+def _taken(left: list[_Note], digest: str) -> AIMessage | None:
+    """Take the answer to what is asked from those that are left; None where the model has to be asked."""
+    same = [note for note in left if note["asked"] == digest]
+    if same:
+        note = next((note for note in same if note["answer"] is not None), same[0])
+        left.remove(note)
+        return None if note["answer"] is None else cast(AIMessage, decoded(note["answer"]))
+    tool = next((note["tool"] for note in left if note["tool"] is not None), None)
+    if tool is not None and any(note["answer"] is not None for note in left):
+        raise RunFailed(
+            "cannot_recover",
+            f"a node of the graph runs tools and the model by itself, the tool {tool!r} had started there, and now the "
+            "node asks the model something else than before: it could call the tool again in other words. Tell the model "
+            "the same each time, use a ToolNode, or send a new message",
+        )
+    return None
+
+
+def _around(task: str) -> str:
+    """Tell what the code of a node asks from what the tools that it calls ask."""
+    try:
+        return f"{task}\n{current_tool_call().idempotency_key}"
+    except LookupError:
+        return task
+
+
+def _told(message: BaseMessage) -> list[Any]:
+    told = [message.type, if_json(message.content, str(message.content))]
+    if isinstance(message, AIMessage):
+        told.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
+    elif isinstance(message, ToolMessage):
+        told.append(message.tool_call_id)
+    return told
