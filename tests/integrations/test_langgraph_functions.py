@@ -22,7 +22,7 @@ from outlast.adapters import LocalStore, open_store
 from outlast.core.errors import RunFailed
 from outlast.core.resume import INTERRUPTED_RESULT, ResumeKind
 from outlast.testing.effects import EffectsLog
-from outlast.testing.kill import KillAt, KillHarness, ScenarioFailed
+from outlast.testing.kill import KillAt, KillHarness
 from outlast.testing.scripted import Say, Script, ScriptedCall
 from outlast_langgraph import LangGraphAgent, recognise
 from outlast_langgraph.testing import ScriptedChatModel
@@ -237,7 +237,7 @@ def test_agent_in_a_task_goes_on_inside(harness: KillHarness, tmp_path: Path, st
     assert EffectsLog(tmp_path / "effects").read() == ["research", "look 1", "look 2", "research"]
 
 
-async def loop_in_a_task(url: str, folder: str, resume: bool = False) -> Any:
+async def loop_in_a_task(url: str, folder: str) -> Any:
     effects = EffectsLog(Path(folder) / "effects")
 
     @tool
@@ -262,19 +262,9 @@ async def loop_in_a_task(url: str, folder: str, resume: bool = False) -> Any:
         return (await LangGraphAgent(workflow).session("s", store=store).run("why?", id=ID)).text
 
 
-def test_loop_of_model_and_tools_in_a_task(harness: KillHarness, tmp_path: Path) -> None:
-    """Cut off before it ended, it cannot be entered again; once it ended, the workflow goes on."""
-    for number, (place, answer) in enumerate(
-        [(KillAt("tool.after_body"), None), (KillAt("checkpoint.before_put", 2), "Done.")]
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        where = {"url": f"sqlite:///{folder / 'state.db'}", "folder": str(folder)}
-        assert harness.run(loop_in_a_task, where, kill=place).killed
-        again = harness.start(loop_in_a_task, where).wait()
-        if answer is None:
-            with pytest.raises(ScenarioFailed, match="in other words"):
-                _ = again.result
-        else:
-            assert again.result == answer
-        assert EffectsLog(folder / "effects").read() == ["look 1"]
+@pytest.mark.parametrize("place", [KillAt("tool.after_body"), KillAt("checkpoint.before_put", 2)])
+def test_loop_of_model_and_tools_in_a_task_goes_on(harness: KillHarness, tmp_path: Path, place: KillAt) -> None:
+    where = {"url": f"sqlite:///{tmp_path / 'state.db'}", "folder": str(tmp_path)}
+    assert harness.run(loop_in_a_task, where, kill=place).killed
+    assert harness.run(loop_in_a_task, where).result == "Done."
+    assert EffectsLog(tmp_path / "effects").read() == ["look 1"]
