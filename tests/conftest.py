@@ -1,5 +1,7 @@
 import json
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -180,5 +182,18 @@ def outlast(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
             raise done.exception
         assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
         return Done(done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def outlast_process() -> Callable[..., Done]:
+    """Run the command in a process of its own; what it forks is small then, as it is for its users."""
+
+    def run(*arguments: object, code: int = 0) -> Done:
+        command = [sys.executable, "-c", "from outlast.cli import main; main()", *map(str, arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -216,14 +216,31 @@ def test_several_workers_share_the_port_and_all_drain(tmp_path: Path, store_url:
     with started("serve", f"{APP}:app", *options, cwd=tmp_path) as (process, line_with):
         url = line_with("Outlast is ready on ").removeprefix("Outlast is ready on ").strip()
         assert {post(url, {"n": n})["status"] for n in range(20)} == {"completed"}
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = children_of(process.pid)
         assert len(children) >= 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        give_up = time.monotonic() + 20
-        while any(runs(child) for child in children):
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
+        until_ended(children)
+
+
+def test_workers_stop_when_what_started_them_is_killed(tmp_path: Path) -> None:
+    options = ("--port", "0", "--workers", "2", "--store", f"sqlite:///{tmp_path / 'state.db'}")
+    with started("serve", f"{APP}:app", *options, cwd=tmp_path) as (process, line_with):
+        line_with("Outlast is ready on ")
+        children = children_of(process.pid)
+        process.kill()
+        until_ended(children)
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def until_ended(children: list[str]) -> None:
+    give_up = time.monotonic() + 20
+    while any(runs(child) for child in children):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
 
 
 def runs(pid: str) -> bool:

@@ -88,24 +88,24 @@ def test_an_agent_is_killed_at_every_boundary_and_pays_once(
 
 
 def test_the_command_prints_what_came_of_each_kill(
-    target: Callable[[str, str], str], outlast: Callable[..., Any]
+    target: Callable[[str, str], str], outlast_process: Callable[..., Any]
 ) -> None:
     asked = ("crashtest", target(PAYS, "agent"), "--input", "Pay 5.", "--sample", "2")
-    found = outlast(*asked)
+    found = outlast_process(*asked)
     assert found.out.splitlines()[0] == "Without a crash: completed, pay, It is paid."
     assert found.out.splitlines()[2] == "accept.before_commit\tcompleted\tpay\tIt is paid."
     assert found.err == "2 kills: every run came back, and no tool ran twice\n"
-    shown = outlast(*asked, "--json").object
+    shown = outlast_process(*asked, "--json").object
     assert shown["ok"] is True
     assert shown["kills"][0]["point"] == "accept.before_commit"
     assert [kill["run"]["status"] for kill in shown["kills"]] == ["completed", "completed"]
 
 
 def test_a_tool_that_runs_twice_is_found(
-    target: Callable[[str, str], str], outlast: Callable[..., Any], crashtest: Callable[..., Report]
+    target: Callable[[str, str], str], outlast_process: Callable[..., Any], crashtest: Callable[..., Report]
 ) -> None:
     where = target(PAYS_AGAIN, "app")
-    found = outlast("crashtest", where, "--data", "{}", "--json", code=1).object
+    found = outlast_process("crashtest", where, "--data", "{}", "--json", code=1).object
     twice = {kill["point"]: kill["twice"] for kill in found["kills"]}
     # How many boundaries there are differs from run to run, as writes are grouped: only the names can be relied on.
     assert (twice["accept.before_commit"], twice["tool.before_body"], twice["finish.after_commit"]) == ([], ["pay"], [])
@@ -113,19 +113,21 @@ def test_a_tool_that_runs_twice_is_found(
         crashtest(where, {})
 
 
-def test_a_run_that_does_not_come_back_is_found(target: Callable[[str, str], str], outlast: Callable[..., Any]) -> None:
-    found = outlast("crashtest", target(NEVER_COMES_BACK, "app"), "--input", "Hi", code=1)
+def test_a_run_that_does_not_come_back_is_found(
+    target: Callable[[str, str], str], outlast_process: Callable[..., Any]
+) -> None:
+    found = outlast_process("crashtest", target(NEVER_COMES_BACK, "app"), "--input", "Hi", code=1)
     assert "events.after_commit\tfailed (interrupted_without_recovery)\tno tool\tnull" in found.out.splitlines()
     assert "with a failure" in found.err
 
 
 def test_an_agent_that_fails_without_a_crash_is_not_killed(
-    target: Callable[[str, str], str], outlast: Callable[..., Any], crashtest: Callable[..., Report]
+    target: Callable[[str, str], str], outlast_process: Callable[..., Any], crashtest: Callable[..., Report]
 ) -> None:
     where = target(NEVER_COMES_BACK, "app")
     with pytest.raises(CrashTestFailed, match=r"fails without a crash \(handler_error\): ValueError: nothing works"):
         crashtest(where, "nothing works")
-    said = outlast("crashtest", target(PAYS, "agent"), "--data", "5", code=1).err
+    said = outlast_process("crashtest", target(PAYS, "agent"), "--data", "5", code=1).err
     assert said.startswith("outlast: the run fails without a crash (invalid_input)")
 
 
@@ -138,8 +140,8 @@ def test_an_agent_that_fails_without_a_crash_is_not_killed(
     ],
 )
 def test_what_cannot_be_tested_is_refused(
-    target: Callable[[str, str], str], outlast: Callable[..., Any], options: tuple[str, ...], said: str
+    target: Callable[[str, str], str], outlast_process: Callable[..., Any], options: tuple[str, ...], said: str
 ) -> None:
-    found = outlast("crashtest", target(PAYS, "agent"), *options, code=2)
+    found = outlast_process("crashtest", target(PAYS, "agent"), *options, code=2)
     assert said in found.err
     assert "Traceback" not in found.err

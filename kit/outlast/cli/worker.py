@@ -2,8 +2,11 @@
 
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from outlast.cli.target import load
@@ -17,11 +20,20 @@ ASKED = "OUTLAST_SERVE"
 def app() -> DurableAgentServer:
     """Load what the parent was asked to serve."""
     log_to_stderr()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     asked = json.loads(os.environ[ASKED])
     server = load(asked["target"], Config.read(Path(asked["config"])) if asked["config"] else None)
     server.store_url = asked["store"] or server.store_url
     quieten(server, say=True)
     return server
+
+
+def _end_with_parent() -> None:
+    """Stop as for a deploy when the parent was killed: nobody else would, and the port would stay taken."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def log_to_stderr() -> None:

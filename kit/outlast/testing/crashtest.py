@@ -1,5 +1,6 @@
 """Kill an agent at every durable boundary of a run, and see that it comes back each time and repeats no tool."""
 
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -15,12 +16,13 @@ import httpx
 from outlast.cli import target as targets
 from outlast.core.errors import InvalidRequest, OutlastError
 from outlast.core.records import Status
+from outlast.testing._tables import make_tables
 from outlast.testing.kill import Ended, Entered, HarnessError, KillAt, KillHarness, ScenarioFailed
 
 TIMEOUT_SECONDS = 120.0
 
 # What a worker does besides a run, and what is the same as the boundary before it.
-_OUTSIDE = ("migrate.", "register.", "claim.", "delete.", "drain.", "hand_back.")
+_OUTSIDE = ("register.", "claim.", "delete.", "drain.", "hand_back.")
 _SAME = ".begin"
 
 
@@ -105,7 +107,12 @@ def crashtest(
     if agent not in agents and (agent is not None or len(agents) > 1):
         raise InvalidRequest(f"name one of the agents of {target}: {', '.join(sorted(agents))}", field="agent")
     asked = {"target": target, "agent": agent or next(iter(agents)), "input": input}
-    with KillHarness(libraries=_libraries(), timeout_seconds=timeout_seconds) as harness:
+    with (
+        KillHarness(libraries=_libraries(), timeout_seconds=timeout_seconds) as harness,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        asked["database"] = str(Path(folder) / "empty.db")
+        harness.run(make_tables, {"url": f"sqlite:///{asked['database']}"})
         first = _undisturbed(harness, asked)
         places = _sampled(_places(first.reached), sample)
         cases = []
@@ -124,10 +131,10 @@ def named(place: KillAt) -> str:
     return place.point if place.nth == 1 else f"{place.point}, {place.nth}."
 
 
-async def run_once(target: str, agent: str, input: Any, id: str, folder: str) -> dict[str, Any]:
+async def run_once(target: str, agent: str, input: Any, id: str, database: str) -> dict[str, Any]:
     """Serve a target in this process, ask for a run by its id, and return its record when it ended, or the problem."""
     server = targets.load(target)
-    server.store_url = f"sqlite:///{Path(folder) / 'state.db'}"
+    server.store_url = f"sqlite:///{database}"
     transport = httpx.ASGITransport(server)
     async with (
         server.router.lifespan_context(server),
@@ -182,7 +189,10 @@ def _problem(answer: Mapping[str, Any]) -> str | None:
 
 
 def _own(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    return {**asked, "id": str(uuid.uuid4()), "folder": folder}
+    """Name one run, and give it a database."""
+    database = Path(folder) / "state.db"
+    shutil.copyfile(asked["database"], database)
+    return {**asked, "id": str(uuid.uuid4()), "database": str(database)}
 
 
 def _places(reached: Sequence[str]) -> list[KillAt]:

@@ -33,8 +33,8 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 GRACE_SECONDS = 0.5  # after its time is up, for an async case to print its tasks
 ABORT_SECONDS = 5.0
-# SQLAlchemy imports these when an engine is made, in each child again: most of the time of a case.
-DRIVERS = ("sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
+# Imported when an engine or tables are made, in each child again: most of the time of a case.
+LATE = ("sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "alembic.command")
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from outlast.testing import _warm; _warm.main(int(sys.argv[2]), sys.argv[3])"
@@ -238,7 +238,7 @@ class Child:
 class KillHarness:
     """Run scenarios in child processes within a `with` block; what is still running at its end is killed.
 
-    `preload` names modules, and `.py` files, that the children find imported, besides the database drivers;
+    `preload` names modules, and `.py` files, that the children find imported, besides what a store needs;
     `preload=[__file__]` warms a test file with all its imports. `libraries` are modules that are imported as far as
     they can be. A case that takes longer than `timeout_seconds` is
     aborted. Each case is a process group: when its process ends, what it started ends too.
@@ -251,7 +251,7 @@ class KillHarness:
         libraries: Sequence[str] = (),
         timeout_seconds: float = HANG_SECONDS,
     ) -> None:
-        self._libraries = [*libraries, *DRIVERS]
+        self._libraries = [*libraries, *LATE]
         self._preload = [_absolute(reference) for reference in preload]
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from outlast.store import Store
+from outlast.testing._tables import make_tables
 from outlast.testing.crashtest import Report
 from outlast.testing.crashtest import crashtest as run_crashtest
 from outlast.testing.postgres import PostgresServer, PostgresUnavailable, find_binaries
@@ -36,9 +36,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a database that has tables and nothing in them; to copy it is quicker than to make the next."""
+    """Make a database to copy."""
     path = tmp_path_factory.mktemp("template") / "state.db"
-    _make_tables(f"sqlite:///{path}")
+    asyncio.run(make_tables(f"sqlite:///{path}"))
     return path
 
 
@@ -46,7 +46,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres_template(postgres_server: PostgresServer) -> str:
     """The same on the PostgreSQL of this test session; returns the name of the database."""
     url = postgres_server.create_database()
-    _make_tables(url)
+    asyncio.run(make_tables(url))
     return str(make_url(url).database)
 
 
@@ -78,10 +78,3 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield url
     server.start()
     server.drop_database(url)
-
-
-def _make_tables(url: str) -> None:
-    async def open_and_close() -> None:
-        await (await Store.open(url)).close()
-
-    asyncio.run(open_and_close())

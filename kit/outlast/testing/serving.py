@@ -99,7 +99,13 @@ class ServerProcess:
         """Start it and return when it is ready."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command,
+                env=self._env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         give_up = time.monotonic() + START_SECONDS
         while not self._ready():
@@ -125,9 +131,10 @@ class ServerProcess:
         return self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Kill it, as a crash does; nothing of it runs any more when this returns."""
+        """Kill it, as a crash does, with the workers it has."""
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
 
     def __enter__(self) -> Self:
