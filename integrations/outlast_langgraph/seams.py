@@ -328,7 +328,7 @@ def _ask(model: BaseChatModel, input: Any, config: RunnableConfig | None, option
 
 def _told(original: Callable[..., Any]) -> Any:
     @wraps(original)
-    def invoke(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+    def invoke(model: BaseChatModel, /, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         asked = _ask(model, input, config, options)
         if asked is None:
             return original(model, input, config, **options)
@@ -343,7 +343,7 @@ def _told(original: Callable[..., Any]) -> Any:
 
 def _atold(original: Callable[..., Awaitable[Any]]) -> Any:
     @wraps(original)
-    async def ainvoke(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+    async def ainvoke(model: BaseChatModel, /, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         asked = _ask(model, input, config, options)
         if asked is None:
             return await original(model, input, config, **options)
@@ -357,7 +357,9 @@ def _atold(original: Callable[..., Awaitable[Any]]) -> Any:
 
 def _streamed(original: Callable[..., Iterator[Any]]) -> Any:
     @wraps(original)
-    def stream(model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+    def stream(
+        model: BaseChatModel, /, input: Any, config: RunnableConfig | None = None, **options: Any
+    ) -> Iterator[Any]:
         asked = _ask(model, input, config, options)
         if asked is None:
             yield from original(model, input, config, **options)
@@ -379,7 +381,7 @@ def _streamed(original: Callable[..., Iterator[Any]]) -> Any:
 def _astreamed(original: Callable[..., AsyncIterator[Any]]) -> Any:
     @wraps(original)
     async def astream(
-        model: BaseChatModel, input: Any, config: RunnableConfig | None = None, **options: Any
+        model: BaseChatModel, /, input: Any, config: RunnableConfig | None = None, **options: Any
     ) -> AsyncIterator[Any]:
         asked = _ask(model, input, config, options)
         if asked is not None and asked.answer is not None:
@@ -413,7 +415,7 @@ def see_tools() -> None:
 
 def _seen(original: Callable[..., Any]) -> Any:
     @wraps(original)
-    def run(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+    def run(tool: BaseTool, /, tool_input: Any, *arguments: Any, **options: Any) -> Any:
         config = ensure_config(options.get("config"))
         observer, call_id = saver.observer_of(config), options.get("tool_call_id")
         if observer is None:
@@ -435,7 +437,7 @@ def _seen(original: Callable[..., Any]) -> Any:
 
 def _aseen(original: Callable[..., Awaitable[Any]]) -> Any:
     @wraps(original)
-    async def arun(tool: BaseTool, tool_input: Any, *arguments: Any, **options: Any) -> Any:
+    async def arun(tool: BaseTool, /, tool_input: Any, *arguments: Any, **options: Any) -> Any:
         config = ensure_config(options.get("config"))
         observer, call_id = saver.observer_of(config), options.get("tool_call_id")
         if observer is None:

@@ -256,3 +256,24 @@ def test_node_may_ask_the_model_otherwise_after_the_answer_of_a_person(
     assert harness.run(talk, {**where, "message": "Pay."}).result["status"] == "interrupted"
     assert harness.run(talk, {**where, "answer": "no"}).result["status"] == "completed"
     assert effects(where) == ["pay 3", "paid"]
+
+
+def test_model_and_tool_take_options_of_any_name() -> None:
+    """Providers' models take `model=` with each call: that a run sees the call leaves no name taken."""
+    LangGraphAgent(around(lambda state: state))
+    model = ScriptedChatModel(script=Script("Done."))
+
+    @tool
+    def look(place: str) -> str:
+        """Look."""
+        return place
+
+    async def ask() -> list[str]:
+        said = await model.ainvoke(input="Hi", model="other")
+        streamed = "".join([chunk.text async for chunk in model.astream("Hi", model="other")])
+        return [said.text, streamed, await look.arun({"place": "here"}, tool="other")]
+
+    assert asyncio.run(ask()) == ["Done.", "Done.", "here"]
+    assert model.invoke(input="Hi", model="other").text == "Done."
+    assert "".join(chunk.text for chunk in model.stream("Hi", model="other")) == "Done."
+    assert look.run({"place": "here"}, tool="other") == "here"
