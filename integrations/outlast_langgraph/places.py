@@ -8,10 +8,19 @@ import hashlib
 from collections.abc import Collection
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
 from langgraph.runtime import get_runtime
 
 from outlast.adapters.journal import ToolCall
 from outlast.adapters.run import Place
+
+
+def within(config: RunnableConfig | None) -> RunnableConfig:
+    """Return a config with what LangGraph says of the task around it, which LangChain drops where a caller gives its own."""
+    given, around = ensure_config(config), ensure_config()
+    metadata = {**around.get("metadata", {}), **given.get("metadata", {})}
+    configurable = {**around.get("configurable", {}), **given.get("configurable", {})}
+    return {**given, "metadata": metadata, "configurable": configurable}
 
 
 def place(steady: Collection[str], config: RunnableConfig) -> Place:

@@ -314,7 +314,7 @@ def see_models() -> None:
 
 def _ask(model: BaseChatModel, input: Any, config: RunnableConfig | None, options: Mapping[str, Any]) -> Asked | None:
     """Note what a model is asked; None where that is no matter, or was noted around this call."""
-    config = ensure_config(config)
+    config = places.within(config)
     observer = saver.observer_of(config)
     if observer is None or IS_SEEN.get() or not places.namespace(config):
         return None
@@ -428,7 +428,7 @@ def _seen(original: Callable[..., Any]) -> Any:
         options.pop("config", None)
         if (call := tools.call_under_way(call_id)) is not None:
             return body(call)
-        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), places.within(config))
         return called.run_in_thread(lambda: body(called.call))
 
     setattr(run, _MARK, True)
@@ -450,7 +450,7 @@ def _aseen(original: Callable[..., Awaitable[Any]]) -> Any:
         options.pop("config", None)
         if (call := tools.call_under_way(call_id)) is not None:
             return await body(call)
-        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), config)
+        called = tools.Called(observer, tool.name, call_id, _arguments(tool, tool_input), places.within(config))
         return await called.run(lambda: body(called.call))
 
     return arun

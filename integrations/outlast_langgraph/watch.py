@@ -31,7 +31,7 @@ class Watch(AsyncCallbackHandler):
 
     def _model(self, metadata: dict[str, Any] | None) -> None:
         if not IS_SEEN.get():
-            config = RunnableConfig(metadata=metadata or {})
+            config = places.within(RunnableConfig(metadata=metadata or {}))
             self._observer.answers.lost.add(places.task(self._observer.steady, places.namespace(config)))
 
     async def on_chain_start(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy, interrupt
@@ -82,6 +83,29 @@ def tried_again(world: World) -> Any:
 
     policy = RetryPolicy(max_attempts=4, initial_interval=0, jitter=False)
     return StateGraph(MessagesState).add_node("node", node, retry_policy=policy).add_edge(START, "node").compile()
+
+
+def with_metadata(world: World) -> Any:
+    """LangChain drops what LangGraph says of the task where a call brings metadata of its own."""
+    pay, own = world.pay(), RunnableConfig(metadata={"customer": "42"})
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        said: Any = await world.model().ainvoke(state["messages"], own)
+        result = await pay.ainvoke(said.tool_calls[0]["args"], own)
+        world.reach("paid")
+        return {"messages": [said, ToolMessage(result, tool_call_id=said.tool_calls[0]["id"]), AIMessage("Done.")]}
+
+    return around(node)
+
+
+def always_paying_one(world: World) -> Any:
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        await pay.ainvoke({"amount": 1}, RunnableConfig(metadata={"customer": "42"}))
+        return {"messages": [AIMessage("Done.")]}
+
+    return around(node)
 
 
 def asking_otherwise(world: World) -> Any:
@@ -198,7 +222,7 @@ def effects(where: dict[str, str]) -> list[str]:
     return EffectsLog(Path(where["folder"]) / "effects").read()
 
 
-@pytest.mark.parametrize("shape", ["paying", "two_at_once", "model_in_a_tool"])
+@pytest.mark.parametrize("shape", ["paying", "with_metadata", "two_at_once", "model_in_a_tool"])
 @pytest.mark.parametrize("kill", ["pay 1", "paid"])
 def test_model_is_not_asked_again_where_a_tool_had_begun(
     harness: KillHarness, where: dict[str, str], shape: str, kill: str
@@ -207,6 +231,12 @@ def test_model_is_not_asked_again_where_a_tool_had_begun(
     assert harness.run(talk, {**where, "shape": shape, "message": "Pay.", "kill": kill}).killed
     assert harness.run(talk, {**where, "shape": shape}).result["status"] == "completed"
     assert len([effect for effect in effects(where) if effect.startswith("pay ")]) == 1
+
+
+def test_tool_called_with_metadata_is_called_in_every_turn(where: dict[str, str]) -> None:
+    for message in ("One.", "Two."):
+        assert asyncio.run(talk(**where, shape="always_paying_one", message=message))["status"] == "completed"
+    assert effects(where) == ["pay 1", "pay 1"]
 
 
 @pytest.mark.parametrize("kill", [None, "failed"])
