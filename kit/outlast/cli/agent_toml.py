@@ -33,6 +33,16 @@ def read() -> "Config":
     return Config.read(Path(os.environ.get(PLACE) or "."))
 
 
+def set_environment() -> None:
+    """Set what `.env` says: the one beside agent.toml, or that of the current folder. Raise OutlastError."""
+    from outlast.server.config import load_env_file
+
+    if there():
+        read()
+    else:
+        load_env_file(Path())
+
+
 def served() -> tuple[str, "Config"]:
     """Return what is to be served. Raise OutlastError where that is nothing, or for the user's own server to do."""
     if not there():
@@ -44,3 +54,13 @@ def served() -> tuple[str, "Config"]:
     if found.custom:
         raise NoProject(f'{found.path.name} says server = "custom": the app is yours, run it by `uvicorn {target}`')
     return target, found
+
+
+def about(target: str) -> "Config | None":
+    """Return what is said of a TARGET that was given: nothing by a file that is about another one.
+
+    The variables in `.env` are set all the same. Raise OutlastError.
+    """
+    set_environment()
+    found = read() if there() else None
+    return found if found is not None and not found.custom and found.file.agent.target in (None, target) else None

@@ -24,6 +24,7 @@ def config(json: Json = False) -> None:
         section, _, name = setting.key.partition(".")
         value = masked(found.store_url) if setting.key == "store.url" else values[section][name]
         rows.append({"key": setting.key, "value": value, "source": found.sources.get(setting.key, "default")})
+    rows += [{"key": f"tools.{one.name}", "value": one.place, "source": found.path.name} for one in found.file.tools]
     if json:
         for row in rows:
             write_json(row)

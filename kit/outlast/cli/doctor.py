@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from outlast.cli import checks
+from outlast.cli import agent_toml, checks
 from outlast.cli.access import URL, store_url
 from outlast.cli.checks import Finding, State
 from outlast.cli.errors import FAILED, command
@@ -33,6 +33,7 @@ async def doctor(
 
     With --url, a server is asked instead of a port being tried. Nothing is changed. Exit code 1: there is an error.
     """
+    agent_toml.set_environment()
     states = set()
     async for finding in _findings(target, host, port, url or os.environ.get(URL), store_url(store)):
         states.add(finding.state)

@@ -42,6 +42,8 @@ OWN = {
     "crashtest": Lazy(
         "outlast.testing.cli", "crashtest", "Kill an agent wherever a run is stored, and see that it comes back."
     ),
+    "tools": Lazy("outlast.cli.tools", "main", "Declare servers of tools in agent.toml: add, list, check, remove."),
+    "models": Lazy("outlast.cli.models", "main", "List the models of a provider."),
     "workers": Lazy("outlast.cli.workers", "workers", "List the workers of a store."),
     "store": Lazy("outlast.cli.store", "main", "Look after a database: migrate, status, prune, backup."),
     "config": Lazy("outlast.cli.config", "config", "Show what agent.toml and the environment say."),

@@ -5,7 +5,9 @@ from enum import Enum, EnumType
 from typing import Any, get_args
 
 import typer
+from pydantic_core import PydanticUndefined
 
+from outlast.adapters.servers import ToolServer
 from outlast.cli.lazy import OWN
 from outlast.server.config import settings
 
@@ -32,6 +34,10 @@ def _settings() -> Iterator[str]:
         default = "" if one.default in (None, ()) else f"`{one.default}`"
         variable = "" if one.variable is None else f"`{one.variable}`"
         yield f"| `[{section}]` | `{name}` | {variable} | {default} | {one.description} |"
+    yield "\n[Each `[[tools]]`](tools.md) is a server of tools:\n\n| key | default | |\n| --- | --- | --- |"
+    for name, field in ToolServer.model_fields.items():
+        default = "" if field.default in (None, PydanticUndefined) else f"`{field.default}`"
+        yield f"| `{name}` | {default} | {field.description} |"
     yield ""
 
 
@@ -55,7 +61,7 @@ def _usage(params: list[Any]) -> list[str]:
 
 
 def _row(param: Any) -> str:
-    names = [*param.opts, *param.secondary_opts] if _is_option(param) else [_name(param)]
+    names = [*param.opts, *param.secondary_opts] if _is_option(param) else [_name(param).replace("|", "\\|")]
     choices = [_text(one) for one in _choices(param)]
     said = [param.help or "", f"One of {', '.join(choices)}." if choices else ""]
     return f"| {', '.join(f'`{name}`' for name in names)} | {_default(param)} | {' '.join(filter(None, said))} |"

@@ -49,11 +49,12 @@ def serve(
 ) -> None:
     """Serve an agent.
 
-    Without TARGET, what the agent.toml of the current folder says, or the one that OUTLAST_CONFIG names.
+    Without TARGET, what the agent.toml of the current folder says, or the one that OUTLAST_CONFIG names. What it says
+    counts for a TARGET too, unless it names another one; the variables of `.env` beside it are always set.
     """
     worker.log_to_stderr()
     try:
-        target, config = (target, None) if target is not None else agent_toml.served()
+        target, config = (target, agent_toml.about(target)) if target is not None else agent_toml.served()
         server = load(target, config)
     except OutlastError as error:
         fail(str(error), USAGE)

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from outlast.cli import agent_toml
 from outlast.core.errors import OutlastError
 from outlast.server import Config, DurableAgentServer, NotAnAgent
 
@@ -22,8 +23,11 @@ class BadTarget(OutlastError):
 def load(target: str, config: Config | None = None) -> DurableAgentServer:
     """Import a target and return its server, made around it when it is an agent. Raise OutlastError.
 
-    It is looked for from the folder of its agent.toml where it comes from one, else from the current folder.
+    It is looked for from the folder of its agent.toml where it comes from one, else from the current folder. The
+    variables of `.env` are set before.
     """
+    if config is None:
+        agent_toml.set_environment()
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise BadTarget(f"{target!r} is no target; use module:object or path.py:object, e.g. main:app")

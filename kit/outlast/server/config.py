@@ -1,6 +1,7 @@
 """`agent.toml`: what is served and how, read together with `.env` beside it and the environment."""
 
 import difflib
+import io
 import os
 import re
 import tomllib
@@ -9,19 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from outlast.adapters.servers import ToolServer
 from outlast.core import times
 from outlast.core.errors import OutlastError
 from outlast.core.records import Status
 from outlast.engine import EngineSettings
 from outlast.store.url import DEFAULT_URL, below
 
-FILE, STORE = "agent.toml", "OUTLAST_STORE"
-_NOT_YET = ("auth", "session_store", "memory_store", "tracing", "tools", "store.direct_url")
+FILE, STORE, ENV_FILE = "agent.toml", "OUTLAST_STORE", ".env"
+TOOLS = "tools"
+_NOT_YET = ("auth", "session_store", "memory_store", "tracing", "store.direct_url")
 """What is planned: refused, as everything unknown is, but not as a slip of the pen."""
 _DEFAULT = EngineSettings()
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)")
 
 
 class BadConfig(OutlastError):
@@ -104,6 +107,10 @@ class AgentFile(_Section):
     agent: AgentSection = AgentSection()
     store: StoreSection = StoreSection()
     cors: CorsSection = CorsSection()
+    tools: tuple[ToolServer, ...] = ()
+
+
+_SECTIONS = {name: type(field.default) for name, field in AgentFile.model_fields.items() if name != TOOLS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +124,9 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Give every key there is."""
-    for section, field in AgentFile.model_fields.items():
-        for name, one in type(field.default).model_fields.items():
+    """Give every key of a table."""
+    for section, fields in _SECTIONS.items():
+        for name, one in fields.model_fields.items():
             yield Setting(f"{section}.{name}", _variable(section, name), one.default, one.description or "")
 
 
@@ -148,15 +155,15 @@ class Config:
         path = (path / FILE if path.is_dir() else path).absolute()
         values = _parsed(path)
         _refuse_unknown(values, path.name)
-        sources = {f"{section}.{name}": path.name for section in values for name in values[section]}
-        from_env_file = _load_env_file(path.parent / ".env", environ)
+        sources = {f"{section}.{name}": path.name for section in values if section != TOOLS for name in values[section]}
+        from_env_file = load_env_file(path.parent, environ)
         for setting in settings():
             if setting.variable is not None and (given := environ.get(setting.variable)):
                 section, _, name = setting.key.partition(".")
                 values.setdefault(section, {})[name] = given
                 in_file = setting.variable in from_env_file
                 sources[setting.key] = f"{setting.variable} in .env" if in_file else setting.variable
-        config = cls(path, _checked(values, sources), sources)
+        config = cls(path, _checked(values, sources, path.name), sources)
         if config.custom and config.file.cors.allowed_origins:
             raise BadConfig(
                 f'{sources["cors.allowed_origins"]}: with server = "custom" the app is yours, and so are its origins; '
@@ -190,29 +197,57 @@ class Config:
         return replace(settings, **chosen)
 
 
+def check(text: str, name: str) -> None:
+    """Raise BadConfig for what could not be read as the `agent.toml` of this name."""
+    values = _of_toml(text, name)
+    _refuse_unknown(values, name)
+    _checked(values, {f"{section}.{key}": name for section in _SECTIONS for key in values.get(section, ())}, name)
+
+
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return _of_toml(path.read_text("utf-8"), path.name)
     except FileNotFoundError:
         raise BadConfig(f"there is no file {path}") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise BadConfig(f"{path.name} is no TOML: {error}") from None
 
 
+def _of_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise BadConfig(f"{name} is no TOML: {error}") from None
+
+
 def _refuse_unknown(values: Mapping[str, Any], file: str) -> None:
-    known = {section: type(field.default).model_fields for section, field in AgentFile.model_fields.items()}
+    known = {section: fields.model_fields for section, fields in _SECTIONS.items()}
     for section, table in values.items():
+        if section == TOOLS:
+            _refuse_unknown_of_tools(table, file)
+            continue
         if section not in known:
             at_home = [f"[{one}] {section}" for one in known if section in known[one]]
-            _refuse(file, section, f"[{section}]", list(known), at_home, "[{}]")
+            _refuse(file, section, f"[{section}]", [*known, TOOLS], at_home, "[{}]")
         if not isinstance(table, dict):
             raise BadConfig(f"{file}: [{section}] is a table, such as\n[{section}]\n{next(iter(known[section]))} = …")
         for name in table:
             if name not in known[section]:
                 elsewhere = [f"[{one}] {name}" for one in known if name in known[one]]
                 _refuse(file, f"{section}.{name}", f"{name} in [{section}]", list(known[section]), elsewhere, "{}")
+
+
+def _refuse_unknown_of_tools(tables: object, file: str) -> None:
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise BadConfig(
+            f"{file}: each server of tools is a table of its own, [[{TOOLS}]]; `outlast tools add` writes it"
+        )
+    for table in tables:
+        for name in table:
+            if name not in ToolServer.model_fields:
+                _refuse(file, f"{TOOLS}.{name}", f"{name} in [[{TOOLS}]]", list(ToolServer.model_fields), [], "{}")
 
 
 def _refuse(file: str, key: str, shown: str, known: list[str], elsewhere: list[str], form: str) -> None:
@@ -224,36 +259,41 @@ def _refuse(file: str, key: str, shown: str, known: list[str], elsewhere: list[s
     raise BadConfig(f"{file}: there is no {shown}; {told}")
 
 
-def _checked(values: Mapping[str, Any], sources: Mapping[str, str]) -> AgentFile:
+def _checked(values: Mapping[str, Any], sources: Mapping[str, str], file: str) -> AgentFile:
     try:
-        return AgentFile.model_validate(values)
+        found = AgentFile.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        said = first["msg"].removeprefix("Value error, ")
+        if first["loc"][0] == TOOLS:
+            name = values[TOOLS][first["loc"][1]].get("name", first["loc"][1])
+            raise BadConfig(": ".join([file, f"[[{TOOLS}]] {name!r}", *map(str, first["loc"][2:3]), said])) from None
         key = ".".join(str(part) for part in first["loc"][:2])
-        raise BadConfig(f"{sources[key]}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise BadConfig(f"{sources[key]}: {key}: {said}") from None
+    names = [one.name for one in found.tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadConfig(f"{file}: there are two [[{TOOLS}]] named {twice!r}")
+    return found
 
 
-def _load_env_file(path: Path, environ: MutableMapping[str, str]) -> set[str]:
-    """Set the variables of a file of `NAME=value` lines that are not set, and return their names."""
+def load_env_file(folder: Path, environ: MutableMapping[str, str] = os.environ) -> set[str]:
+    """Set the variables of a folder's `.env` that are not set, and return their names. Raise BadConfig."""
+    path = folder / ENV_FILE
     try:
-        lines = path.read_text("utf-8").splitlines()
+        text = path.read_text("utf-8")
     except FileNotFoundError:
         return set()
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     found = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        if (assignment := _ASSIGNMENT.fullmatch(line)) is None:
+    # Not `dotenv_values`: it goes on behind a line that it cannot read, and puts other variables into values.
+    for one in parse_stream(io.StringIO(text)):
+        if one.key is not None and one.value is not None:
+            found[one.key] = one.value
+        elif one.error or one.key is not None:
+            lines = one.original.string
+            number = one.original.line + lines[: len(lines) - len(lines.lstrip())].count("\n")
             raise BadConfig(f"{path.name}, line {number} is not like NAME=value")
-        found[assignment[1]] = _unquoted(assignment[2])
     added = {name: value for name, value in found.items() if name not in environ}
     environ.update(added)
     return set(added)
-
-
-def _unquoted(value: str) -> str:
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
-    return re.sub(r"\s+#.*", "", value)
