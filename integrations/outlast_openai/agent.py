@@ -72,6 +72,7 @@ class OpenAIAgent(DurableAgent):
 
     async def leave(self) -> None:
         await self._servers.close()
+        await super().leave()
 
     def turn(self, run: Run) -> OpenAITurn:
         input = None if run.context.kind is Kind.RESUME else parse(run.context.input)

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outlast import tools as tools
     from outlast.adapters.journal import current_tool_call
     from outlast.adapters.journaled import journaled
     from outlast.adapters.local import open_store
@@ -90,6 +91,8 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tools":
+        return importlib.import_module("outlast.tools")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)

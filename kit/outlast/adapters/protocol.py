@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Literal, Protocol
 
+from outlast.adapters import servers
 from outlast.adapters.history import History
 from outlast.adapters.interruption import explained
 from outlast.adapters.journal import CANCELLED
@@ -114,8 +115,9 @@ class DurableAgent(ABC):
         """Do one attempt by `enter`; a place for what an adapter does around each."""
         return await enter(context)
 
-    async def leave(self) -> None:  # noqa: B027 - most have nothing to close
-        """Close what is kept open between runs in the running loop; the worker leaves."""
+    async def leave(self) -> None:
+        """Close what is kept open between runs; the worker leaves."""
+        await servers.leave()
 
     async def _invoke(self, context: InvocationContext) -> Result:
         return await self.entered(context, self._start)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import typer
 from pydantic_core import PydanticUndefined
 
-from outlast.adapters.servers import ToolServer
+from outlast.adapters.declared import ToolServer
 from outlast.cli.lazy import OWN
 from outlast.server.config import settings
 

@@ -10,7 +10,7 @@ import tomlkit
 import typer
 from tomlkit.items import AoT
 
-from outlast.adapters.servers import ToolServer
+from outlast.adapters.declared import ToolServer
 from outlast.cli import agent_toml
 from outlast.cli.errors import USAGE, fail
 from outlast.cli.options import Json

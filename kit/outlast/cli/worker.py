@@ -38,7 +38,7 @@ def _end_with_parent() -> None:
 
 def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("uvicorn", "alembic"):
+    for chatty in ("uvicorn", "alembic", "httpx2", "mcp"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

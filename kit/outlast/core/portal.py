@@ -16,9 +16,9 @@ T = TypeVar("T")
 class Portal:
     """Runs coroutines for threads. The thread is a daemon: it never keeps a process alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "outlast-portal") -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="outlast-portal", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -30,6 +30,10 @@ class Portal:
                 "ever; use the `async` method there"
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, for a caller in any event loop; it is cancelled when the caller is."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Give the items of an asynchronous iterator one by one."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from outlast.adapters.servers import ToolServer
+from outlast.adapters.declared import ToolServer
 from outlast.core import times
 from outlast.core.errors import OutlastError
 from outlast.core.records import Status
