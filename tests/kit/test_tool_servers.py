@@ -19,9 +19,11 @@ pytest.importorskip("mcp")
 
 from outlast import Agent, DurableAgentServer, SyncAgentClient, open_store, tools
 from outlast.adapters import LocalStore, servers
+from outlast.core.resume import INTERRUPTED_RESULT
 from outlast.server import Config
 from outlast.testing._ports import free_port
 from outlast.testing.effects import EffectsLog
+from outlast.testing.kill import KillAt, KillHarness
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerThread
 
@@ -258,3 +260,24 @@ async def run(folder: str) -> dict[str, Any]:
     async with open_store(f"sqlite:///{folder}/state.db") as local:
         reply = await agent(given, *calls).session("s", store=local).run("go", id=ID)
     return {"text": reply.text, "told": [one["content"] for one in reply.messages if one["role"] == "tool"]}
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[KillHarness]:
+    with KillHarness(preload=[__file__], timeout_seconds=40) as harness:
+        yield harness
+
+
+@pytest.mark.parametrize("place", [KillAt("tool.after_body"), KillAt("finish.before_commit")], ids=str)
+def test_a_tool_that_was_called_before_a_kill_is_not_called_again(
+    harness: KillHarness, tmp_path: Path, place: KillAt
+) -> None:
+    stdio(tmp_path)
+    assert harness.start(run, {"folder": str(tmp_path)}, kill=place).wait().killed
+    result = harness.run(run, {"folder": str(tmp_path)}).result
+    assert result["text"] == "Done."
+    effects = EffectsLog(tmp_path / "effects").read()
+    assert len(effects) == len(set(effects))
+    paid = ["paid 1", "paid 2"]
+    known = result["told"] == paid
+    assert known if place.point == "finish.before_commit" else INTERRUPTED_RESULT in result["told"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from outlast.adapters import servers
 from outlast.cli import target as targets
 from outlast.cli.access import PATIENCE_SECONDS, client
 from outlast.cli.output import duration, size
@@ -25,6 +26,7 @@ from outlast.core.errors import OutlastError
 from outlast.core.integrations import INTEGRATIONS
 from outlast.core.times import shown
 from outlast.engine.settings import default_state_dir
+from outlast.server import Config
 from outlast.store import Store
 from outlast.store.migrate import HEAD
 from outlast.store.overview import Overview
@@ -140,6 +142,18 @@ def agents(target: str) -> Iterator[Finding]:
             yield Finding("agent", State.WARNING, f"{name}: a run whose worker dies ends failed", fix)
         else:
             yield _ok("agent", f"{name} recovers" + (" and resumes" if handlers.resume is not None else ""))
+
+
+def tools(config: Config) -> Iterator[Finding]:
+    """Ask each declared server for its tools."""
+    for one in config.file.tools:
+        try:
+            found = servers.tools(one, config.folder)
+        except OutlastError as error:
+            fix = f"start it, or see [[tools]] {one.name!r} in {config.path.name}"
+            yield Finding("tools", State.ERROR, str(error), fix)
+        else:
+            yield _ok("tools", f"{one.name} has {', '.join(tool.name for tool in found) or 'none'}")
 
 
 async def store(url: str) -> AsyncIterator[Finding]:

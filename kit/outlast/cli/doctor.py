@@ -1,5 +1,6 @@
 """`outlast doctor`: look at everything that outlast needs, and say how to mend what is wrong."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -50,6 +51,10 @@ async def _findings(target: str | None, host: str, port: int, url: str | None, s
             yield finding
     for finding in checks.agents(target) if target else ():
         yield finding
+    if agent_toml.there():
+        # In a thread: servers are asked one after the other, and may take their time.
+        for finding in await asyncio.to_thread(list, checks.tools(agent_toml.read())):
+            yield finding
     async for finding in checks.store(store):
         yield finding
     for finding in checks.locks():

@@ -10,9 +10,10 @@ import tomlkit
 import typer
 from tomlkit.items import AoT
 
+from outlast.adapters import servers
 from outlast.adapters.declared import ToolServer
 from outlast.cli import agent_toml
-from outlast.cli.errors import USAGE, fail
+from outlast.cli.errors import FAILED, USAGE, fail
 from outlast.cli.options import Json
 from outlast.cli.output import say, table, write_json
 from outlast.core.errors import OutlastError
@@ -85,6 +86,37 @@ def list_(json: Json = False) -> None:
     else:
         columns = ("name", "type", "place", "auth", "credential")
         table(columns, [[one[column] for column in columns] for one in found])
+
+
+@main.command("check")
+def check_(
+    name: Annotated[str | None, typer.Argument(help="Name of a server. Default: all.")] = None,
+    json: Json = False,
+) -> None:
+    """Ask the servers for their tools, as the service itself, and list them by the names that models know.
+
+    Exit code 1: a server does not answer, or refuses.
+    """
+    config = _config()
+    asked = config.file.tools if name is None else [_declared(config, name)]
+    found, failures = list[dict[str, Any]](), list[str]()
+    for server in asked:
+        try:
+            found += [
+                {"server": server.name, "tool": one.name, "needs_approval": one.needs_approval,
+                 "rerun_safe": one.rerun_safe, "description": one.description}
+                for one in servers.tools(server, config.folder)
+            ]  # fmt: skip
+        except OutlastError as error:
+            failures.append(str(error))
+    if json:
+        for row in found:
+            write_json(row)
+    else:
+        columns = ("server", "tool", "needs_approval", "description")
+        table(columns, [[row[column] for column in columns] for row in found])
+    if failures:
+        fail("; ".join(failures), FAILED)
 
 
 @main.command("remove")
