@@ -10,6 +10,7 @@ import pytest
 
 from outlast import Agent, DurableAgentServer, Tool
 from outlast.cli.reference import reference
+from outlast.server import Config
 from outlast.testing.scripted import Say, ScriptedCall, ScriptedModel
 from outlast.testing.serving import ServerThread
 
@@ -42,6 +43,23 @@ def test_the_commands_on_the_page_run(
             if "ID" in arguments:
                 arguments[arguments.index("ID")] = outlast("approvals", "list", "--json").object["id"]
             assert outlast(*arguments).out or "--output" in arguments, line
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="beside an installed wheel there is no documentation")
+def test_the_servers_of_tools_on_the_page_are_declared(
+    outlast: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "tools.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTLAST_CONFIG", raising=False)
+    Path("agent.toml").touch()
+    for line in BLOCK.findall(page)[0].splitlines():
+        if not line.endswith("check"):  # there are no such servers
+            assert outlast(*shlex.split(line)[1:]).out, line
+    assert [one.name for one in Config.read(tmp_path, {}).file.tools] == ["shop", "bank"]
+    (declaration,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    Path("agent.toml").write_text(declaration)
+    assert Config.read(tmp_path, {}).file.tools[0].asks("pay")
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="beside an installed wheel there is no documentation")

@@ -20,6 +20,7 @@ EACH = [
 ]
 """The one without a framework is among the quick tests: they import nothing big in each of many processes."""
 KEY = "OPENAI_API_KEY"
+TOOL_SERVER = str(Path(__file__).parent / "kit" / "tool_server.py")
 ANOTHER_MODEL = """def make_model() -> BaseChatModel:
     from outlast.testing.scripted import Script
     from outlast_langgraph.testing import ScriptedChatModel
@@ -72,6 +73,17 @@ def test_the_tests_of_a_project_pass_without_a_key(make: Make, framework: Framew
     done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.parametrize("framework", EACH)
+def test_a_project_loads_the_tools_that_are_added_to_it(make: Make, framework: Framework, tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    folder = make(framework)
+    command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, TOOL_SERVER, str(tmp_path)]
+    added = run(folder, "-m", "outlast", "tools", "add", "mcp", "shop", "--", *command)
+    done = run(folder, "-c", "import runtime.main", **{KEY: "x"})
+    assert (added.returncode, done.returncode) == (0, 0), added.stderr + done.stderr
+    assert len(list(tmp_path.glob("server-*"))) == 1
 
 
 @pytest.mark.parametrize("framework", Framework)

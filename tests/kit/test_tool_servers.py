@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,7 @@ async def test_connections_are_one_for_a_credential_and_no_more_than_the_limit(
 async def test_what_is_declared_of_approval_and_of_running_again_holds(tmp_path: Path, http: Http) -> None:
     url = f'url = "{http.url}"'
     given = tools.load("native", declared(tmp_path, url, 'needs_approval = ["pay"]', 'rerun_safe = ["whose"]'))
-    assert (given.needs_approval, given.rerun_safe) == ({"shop_pay"}, {"shop_whose"})
+    assert (given.needs_approval, given.rerun_safe) == (frozenset({"shop_pay"}), frozenset({"shop_whose"}))
     assert [await one.asks("{}") for one in given] == [True, False, False, False]
     with pytest.raises(tools.ToolsUnavailable, match=r"names 'pai', which the server does not have; it has pay, whose"):
         tools.load("native", declared(tmp_path, url, 'needs_approval = ["pai"]'))
@@ -249,6 +249,24 @@ def test_nothing_declared_is_no_tools_and_needs_no_server(tmp_path: Path, monkey
     assert tools.load() == []
     with pytest.raises(ValueError, match="there is no framework 'langchain'; there is langgraph, native, openai"):
         tools.load("langchain")
+
+
+def test_servers_are_checked_and_one_that_is_not_there_is_an_error(
+    http: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outlast: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTLAST_CONFIG", raising=False)
+    monkeypatch.setattr(servers, "WAITS_SECONDS", ())
+    gone = '[[tools]]\nname = "gone"\nurl = "http://127.0.0.1:1/mcp"'
+    declared(tmp_path, f'url = "{http.url}"', 'needs_approval = ["pay"]', gone)
+    rows = outlast("tools", "check", "shop", "--json").objects
+    assert [(row["tool"], row["needs_approval"]) for row in rows][:2] == [("shop_pay", True), ("shop_whose", False)]
+    done = outlast("tools", "check", code=1)
+    assert "shop\tshop_pay\tTrue\tPay." in done.out and "'gone' cannot be reached" in done.err
+    found = outlast("doctor", "--port", "1", "--json", code=1).objects
+    told = [(one["state"], one["message"]) for one in found if one["check"] == "tools"]
+    assert told[0] == ("ok", "shop has shop_pay, shop_whose, shop_echo_secret, shop_fail")
+    assert told[1][0] == "error" and "'gone' cannot be reached: ConnectError" in told[1][1]
 
 
 # Killed while a tool is under way ------------------------------------------------------------------------------------
