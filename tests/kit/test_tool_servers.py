@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("mcp")
@@ -25,7 +26,7 @@ from outlast.testing._ports import free_port
 from outlast.testing.effects import EffectsLog
 from outlast.testing.kill import KillAt, KillHarness
 from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
-from outlast.testing.serving import ServerThread
+from outlast.testing.serving import ServerProcess, ServerThread
 
 pytestmark = pytest.mark.anyio
 
@@ -199,20 +200,22 @@ def test_a_user_is_called_for_with_the_credential_of_the_request_which_is_not_st
 async def test_connections_are_one_for_a_credential_and_no_more_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await servers.leave()
-    monkeypatch.setattr(servers, "MOST", 2)
+    monkeypatch.setattr(servers, "MOST", 4)
     monkeypatch.setattr(servers, "_opened", {})
     monkeypatch.setenv("SHOP_TOKEN", "of-app")
-    given = tools.load("native", stdio(tmp_path, 'auth = "app"', 'credential = "SHOP_TOKEN"'))
+    _, whose, *_ = tools.load("native", stdio(tmp_path, 'auth = "app"', 'credential = "SHOP_TOKEN"'))
     asked = []
     for token in ("of-app", "of-app", "of-b", "of-c"):
         monkeypatch.setenv("SHOP_TOKEN", token)
-        asked.append(await given[1].run("{}"))
+        asked.append(await whose.run("{}"))
     assert asked == ["app", "app", "somebody", "somebody"]
+    assert len(living(tmp_path)) == 3
+    monkeypatch.setattr(servers, "MOST", 2)
+    monkeypatch.setenv("SHOP_TOKEN", "of-d")
+    await whose.run("{}")
     async with asyncio.timeout(20):
         while len(living(tmp_path)) != 2:
             await asyncio.sleep(0.02)
-    assert len(list(tmp_path.glob("server-*"))) == 3
     await servers.leave()
     assert living(tmp_path) == []
 
@@ -269,6 +272,14 @@ def test_servers_are_checked_and_one_that_is_not_there_is_an_error(
     assert told[1][0] == "error" and "'gone' cannot be reached: ConnectError" in told[1][1]
 
 
+async def test_a_connection_that_nobody_uses_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "IDLE_SECONDS", 0.05)
+    tools.load("native", stdio(tmp_path))
+    async with asyncio.timeout(20):
+        while living(tmp_path):
+            await asyncio.sleep(0.02)
+
+
 # Killed while a tool is under way ------------------------------------------------------------------------------------
 
 
@@ -299,3 +310,39 @@ def test_a_tool_that_was_called_before_a_kill_is_not_called_again(
     paid = ["paid 1", "paid 2"]
     known = result["told"] == paid
     assert known if place.point == "finish.before_commit" else INTERRUPTED_RESULT in result["told"]
+
+
+MAIN = """from outlast import Agent, tools
+from outlast.testing.scripted import Say, Script, ScriptedCall, ScriptedModel
+
+calls = [Say("", [ScriptedCall("shop_pay", {"x": 1})]), Say("", [ScriptedCall("shop_whose", {})])]
+agent = Agent(ScriptedModel(Script(*calls, "Done.")), tools=tools.load())
+"""
+
+
+def test_behind_a_restart_a_user_is_not_called_for_without_the_credential(http: Http, tmp_path: Path) -> None:
+    declared(tmp_path, f'url = "{http.url}"', "[agent]", 'target = "main:agent"')
+    (tmp_path / "main.py").write_text(MAIN)
+    (hold := http.folder / "hold").touch()
+    command = [sys.executable, "-m", "outlast", "serve", "--port", "{port}"]
+    with ServerProcess(command, log=tmp_path / "log", cwd=tmp_path) as server:
+        asked = {"id": ID, "session_id": "s", "input": "go", "background": True}
+        headers = {"authorization": "Bearer of-ann"}
+        assert httpx.post(f"{server.url}/api/invocations", json=asked, headers=headers).status_code == 202
+        give_up = time.monotonic() + 30
+        while not EffectsLog(http.folder / "effects").read():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        server.kill()
+        hold.unlink()
+        server.start()
+        with SyncAgentClient(server.url) as client:
+            while (run := client.get(ID))["status"] != "completed":
+                assert time.monotonic() < give_up
+                time.sleep(0.05)
+    interrupted, whose = [one["content"] for one in run["output"]["messages"] if one["role"] == "tool"]
+    assert interrupted == INTERRUPTED_RESULT
+    assert whose.startswith("credential_required: ") and run["attempt"] == 2
+    assert EffectsLog(http.folder / "effects").read() == ["pay 1"]
+    everything = [*tmp_path.glob(".outlast/*"), tmp_path / "log"]
+    assert not any(b"of-ann" in file.read_bytes() for file in everything if file.is_file())

@@ -201,8 +201,10 @@ class _Servers:
             key = server, credential, folder
             kept = self._kept.get(key)
             if kept is None:
-                for old, one in list(self._kept.items())[: len(self._kept) - MOST + 1]:
-                    self._drop(old, one)
+                for oldest, idle in list(self._kept.items()):
+                    if len(self._kept) < MOST:
+                        break
+                    self._drop(oldest, idle)
                 kept = self._kept[key] = _Kept(server, credential, folder)
             self._kept.move_to_end(key)
             kept.users += 1
