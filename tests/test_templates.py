@@ -65,6 +65,11 @@ def commands(server: Server) -> list[list[str]]:
     return ways if server is Server.CUSTOM else [["-m", "outlast", "serve", "--port", "{port}"], *ways]
 
 
+def _take_another_model(folder: Path) -> None:
+    model = folder / "agent" / "model.py"
+    model.write_text(re.sub(r"def make_model(.|\n)*", ANOTHER_MODEL, model.read_text()))
+
+
 @pytest.mark.parametrize("framework", EACH)
 def test_the_tests_of_a_project_pass_without_a_key(make: Make, framework: Framework) -> None:
     folder = make(framework)
@@ -79,6 +84,8 @@ def test_the_tests_of_a_project_pass_without_a_key(make: Make, framework: Framew
 def test_a_project_loads_the_tools_that_are_added_to_it(make: Make, framework: Framework, tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     folder = make(framework)
+    if framework is Framework.LANGGRAPH:
+        _take_another_model(folder)
     command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, TOOL_SERVER, str(tmp_path)]
     added = run(folder, "-m", "outlast", "tools", "add", "mcp", "shop", "--", *command)
     done = run(folder, "-c", "import runtime.main", **{KEY: "x"})
@@ -129,8 +136,7 @@ def test_a_key_in_the_env_file_is_enough_for_every_way_to_start(
 @pytest.mark.slow
 def test_a_graph_with_a_model_of_another_provider_is_served(make: Make, tmp_path: Path) -> None:
     folder = make(Framework.LANGGRAPH, Server.CUSTOM)
-    model = folder / "agent" / "model.py"
-    model.write_text(re.sub(r"def make_model(.|\n)*", ANOTHER_MODEL, model.read_text()))
+    _take_another_model(folder)
     command = [sys.executable, *commands(Server.CUSTOM)[0]]
     with ServerProcess(command, log=tmp_path / "log", cwd=folder, env={KEY: "x"}) as service:
         asked = {"id": "7f1d2c34-5b6a-4c7d-8e9f-0a1b2c3d4e5f", "session_id": "s", "input": "Hello"}

@@ -181,10 +181,12 @@ async def test_the_service_calls_with_its_own_credential_which_is_never_shown(
 
 
 def test_a_user_is_called_for_with_the_credential_of_the_request_which_is_not_stored(
-    http: Http, tmp_path: Path
+    http: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = tools.load("native", declared(tmp_path, f'url = "{http.url}"'))
+    """The service's own credential only lists the tools."""
     (http.folder / "locked").touch()
+    monkeypatch.setenv("SHOP_TOKEN", "of-app")
+    given = tools.load("native", declared(tmp_path, f'url = "{http.url}"', 'credential = "SHOP_TOKEN"'))
     app = DurableAgentServer(agent(given, ScriptedCall("shop_whose", {})), store=f"sqlite:///{tmp_path / 's.db'}")
     with ServerThread(app) as server:
         with SyncAgentClient(server.url, token="of-ann") as client:
