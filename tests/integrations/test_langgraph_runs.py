@@ -172,19 +172,18 @@ def test_failure_after_a_tool_is_final_and_the_next_message_closes_the_call(stor
     # BR-08, BR-09, BR-11
     ran: list[str] = []
     views: Views = []
-    worked = threading.Event()
+    stored = threading.Event()
 
     @tool
     def good() -> str:
         """Work."""
         ran.append("good")
-        worked.set()
         return "fine"
 
     @tool
     def bad() -> str:
-        """Do not work, once the other does: a failure cancels what has not begun."""
-        assert worked.wait(10)
+        """Do not work, once the other's result is stored: a failure cancels what is not."""
+        assert stored.wait(30)
         ran.append("bad")
         raise ValueError("404")
 
@@ -192,9 +191,12 @@ def test_failure_after_a_tool_is_final_and_the_next_message_closes_the_call(stor
         script = model(Say("", [call("good"), call("bad")]), "Sorry.", views=views)
         chat = LangGraphAgent(create_agent(script, [good, bad])).session("s", store=store)
         id = "0b7f4b35-6c43-4a5b-9f0e-0a4f5b8f7c01"
-        for _ in range(2):
-            with pytest.raises(RunFailed, match="ValueError: 404"):
-                await chat.run("go", id=id)
+        with pytest.raises(RunFailed, match="ValueError: 404"):
+            async for event in chat.stream("go", id=id):
+                if event["type"] == "agent.tool.finished":
+                    stored.set()
+        with pytest.raises(RunFailed, match="ValueError: 404"):
+            await chat.run("go", id=id)
         assert sorted(ran) == ["bad", "good"]
         point = await chat.resume_point()
         assert point is not None and point.kind is ResumeKind.RECOVER_TOOLS

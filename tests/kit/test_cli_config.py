@@ -48,7 +48,7 @@ def agent() -> Agent:
         ("[agents]\nname = 'a'", "there is no [agents]; did you mean [agent]?"),
         ("[agent]\nretention = 3", "did you mean [store] retention?"),
         ("name = 'a'", "did you mean [agent] name?"),
-        ("[zzz]", "there is no [zzz]; there is [agent], [store], [cors], [tools]"),
+        ("[zzz]", "there is no [zzz]; there is [agent], [store], [cors], [deploy], [tools]"),
         ("[auth.user]\nrequired = true", "outlast does not have [auth] yet"),
         ("[store]\ndirect_url = 'x'", "outlast does not have direct_url in [store] yet"),
         ("[agent]\nmax_crashes = 'many'", "agent.toml: agent.max_crashes: Input should be a valid integer"),

@@ -32,6 +32,7 @@ OWN = {
     "init": Lazy("outlast.cli.init", "init", "Make a project of a template."),
     "serve": Lazy("outlast.cli.serve", "serve", "Serve an agent."),
     "demo": Lazy("outlast.cli.demo", "demo", "Show a run that survives its server, in well under a minute."),
+    "deploy": Lazy("outlast.cli.deploy", "deploy", "Render the files that deploy a project."),
     "invoke": Lazy("outlast.cli.invoke", "invoke", "Run an agent on an input."),
     "invocations": Lazy("outlast.cli.invocations", "main", "Look after runs: list, show, events, cancel, delete."),
     "sessions": Lazy(

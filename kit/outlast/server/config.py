@@ -101,12 +101,28 @@ class CorsSection(_Section):
     ] = ()
 
 
+class DeploySection(_Section):
+    """`[deploy]`: what `outlast deploy` renders."""
+
+    workers: Annotated[Count, Field(ge=1, description="Processes that serve.")] = 2
+    port: Annotated[Count, Field(ge=1, le=65535, description="Port of this machine, for `--to compose`.")] = 8000
+    image: Annotated[
+        str | None,
+        Field(min_length=1, description="Container image, for `--to kubernetes`. Default: the name, `:latest`."),
+    ] = None
+    secrets: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Field(description="Names of the variables that the agent needs and that are secret; never their values."),
+    ] = ()
+
+
 class AgentFile(_Section):
     """The sections of the file."""
 
     agent: AgentSection = AgentSection()
     store: StoreSection = StoreSection()
     cors: CorsSection = CorsSection()
+    deploy: DeploySection = DeploySection()
     tools: tuple[ToolServer, ...] = ()
 
 
@@ -133,6 +149,8 @@ def settings() -> Iterator[Setting]:
 def _variable(section: str, name: str) -> str | None:
     if (section, name) == ("agent", "server"):
         return None  # which of the two it is stands in the program, and no variable switches that
+    if section == "deploy":
+        return None  # what is rendered is reviewed, and must not depend on who renders it
     return STORE if (section, name) == ("store", "url") else f"OUTLAST_{name.upper()}"
 
 
