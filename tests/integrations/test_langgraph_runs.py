@@ -191,10 +191,9 @@ def test_failure_after_a_tool_is_final_and_the_next_message_closes_the_call(stor
         script = model(Say("", [call("good"), call("bad")]), "Sorry.", views=views)
         chat = LangGraphAgent(create_agent(script, [good, bad])).session("s", store=store)
         id = "0b7f4b35-6c43-4a5b-9f0e-0a4f5b8f7c01"
-        with pytest.raises(RunFailed, match="ValueError: 404"):
-            async for event in chat.stream("go", id=id):
-                if event["type"] == "agent.tool.finished":
-                    stored.set()
+        async for event in chat.stream("go", id=id):
+            if event["type"] == "agent.tool.finished":
+                stored.set()
         with pytest.raises(RunFailed, match="ValueError: 404"):
             await chat.run("go", id=id)
         assert sorted(ran) == ["bad", "good"]
