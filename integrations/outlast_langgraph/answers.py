@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
 from langchain_core.messages import (
@@ -21,11 +21,11 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 
-from outlast.adapters.journal import ToolJournal, current_tool_call
-from outlast.adapters.run import Place
+from outlast.adapters.journal import ToolCall, ToolJournal, current_tool_call
 from outlast.core.errors import RunFailed
 from outlast.core.jsontext import fingerprint
 from outlast.core.records import Call
+from outlast_langgraph.entries import Entries, is_within
 from outlast_langgraph.messages import decoded, encoded, if_json
 
 ANSWER = "answer:"
@@ -39,7 +39,8 @@ IS_SEEN: ContextVar[bool] = ContextVar("outlast_langgraph_answer_is_seen", defau
 class Asked:
     """One call of a model. While its answer is streamed, or is left half streamed, it may be acted on already."""
 
-    place: str
+    at: str
+    task: str
     messages: Sequence[BaseMessage]
     options: Mapping[str, Any]
     state: Literal["asked", "streaming", "failed", "answered"] = "asked"
@@ -94,93 +95,138 @@ class _Note(TypedDict):
     """The tool that was about to begin; None for a question to a person."""
 
 
+@dataclass(slots=True)
+class _Lost:
+    """Models that were called at a place and whose answers cannot be kept, and the tools that began there after them."""
+
+    models: set[str] = field(default_factory=set)
+    """The tasks that called them."""
+    tools: list[tuple[str, ToolCall]] = field(default_factory=list)
+    is_noted: bool = False
+
+
 class ModelAnswers:
     """The answers of models in one attempt. What is seen in a task is forgotten when the task has returned."""
 
     def __init__(self, journal: ToolJournal, lease: tuple[int, int]) -> None:
-        self.lost: set[str] = set()
-        """Places in which a model was called whose answer cannot be kept."""
+        self.entries: Entries[_Note] = Entries()
         self._lease, self._journal = lease, journal
         self._asked: defaultdict[str, list[Asked]] = defaultdict(list)
-        self._stored: defaultdict[str, list[_Note]] = defaultdict(list)
-        self._left: dict[tuple[str, int], list[_Note]] = {}
-        """What was stored before the code at a place was entered, and the code has not asked for yet."""
+        self._stored: defaultdict[str, list[tuple[str, _Note]]] = defaultdict(list)
+        """With the tasks of this attempt that made them."""
+        self._lost: defaultdict[str, _Lost] = defaultdict(_Lost)
         self._number = 0
 
     def load(self, rows: Sequence[Call]) -> None:
         """Take what was stored from the journal."""
         found: list[_Note] = [self._journal.noted(row) for row in rows if row.key.startswith(ANSWER)]
         for note in sorted(found, key=lambda note: note["order"]):
-            self._stored[note["place"]].append(note)
+            self._stored[note["place"]].append(("", note))
 
     def has(self, id: str) -> bool:
         """Say whether an answer was stored, by its id."""
-        return any(note["id"] == id for notes in self._stored.values() for note in notes)
+        return any(note["id"] == id for notes in self._stored.values() for _, note in notes)
 
-    def ask(self, place: Place, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Asked:
+    def enter(self, place: str, task: str) -> None:
+        """Note that the code of a task is entered.
+
+        Raises RunFailed (`cannot_recover`) when it was before, and tools had begun there for answers that are lost.
+        """
+        stored = {at: notes for at, notes in self._stored.items() if _place(at) == place}
+        if self.entries.enter(place, task, stored):
+            for lost in [lost for at, lost in self._lost.items() if _place(at) == place]:
+                began = [call for by, call in lost.tools if is_within(by, task) and not self._journal.has_raised(call)]
+                if began and any(is_within(by, task) for by in lost.models):
+                    raise cannot_say_again(began[-1].name)
+
+    def ask(self, place: str, task: str, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Asked:
         """Note that a model is called; the answer is there already if it was stored.
 
         Raises RunFailed (`cannot_recover`) when the code asks something else than before a tool had begun.
         """
-        asked = Asked(_around(place.name), [*messages], options)
-        left = self._left.setdefault((asked.place, place.entry), [*self._stored.get(asked.place, ())])
+        asked = Asked(_around(place), task, [*messages], options)
+        left = self.entries.at(place, task).left.get(asked.at)
         if left and (answer := _taken(left, asked.digest())) is not None:
             asked.answered(answer)
         else:
-            self._asked[asked.place].append(asked)
+            self._asked[asked.at].append(asked)
         return asked
 
-    def before_tool(self, task: str, tool: str) -> dict[str, Any]:
-        """Return, once, what has to be noted in the journal before a tool begins in a task."""
-        place = _around(task)
-        notes = self._notes(place, tool)
-        if (stored := self._stored.get(place)) and all(note["tool"] is None for note in stored):
-            notes |= self._note(place, None, None, tool)
-        return notes
+    def lose(self, place: str, task: str) -> None:
+        """Note that a model is called whose answer cannot be kept."""
+        self._lose(_around(place), task)
+
+    def _lose(self, at: str, task: str) -> None:
+        self._lost[at].models.add(task)
+        self._lost[at].is_noted = False
+
+    def before_tool(self, place: str, task: str, call: ToolCall) -> tuple[dict[str, Any], bool]:
+        """Return what has to be noted in the journal before a tool begins, and whether answers were lost; both once."""
+        at = _around(place)
+        notes = self._notes(at, call.name)
+        if (stored := self._stored.get(at)) and all(note["tool"] is None for _, note in stored):
+            notes |= self._note(at, task, None, None, call.name)
+        lost = self._lost.get(at)
+        if lost is None:
+            return notes, False
+        lost.tools.append((task, call))
+        is_new, lost.is_noted = not lost.is_noted, True
+        return notes, is_new
 
     def at_question(self, task_id: str) -> dict[str, Any]:
         """Return, once, what has to be noted in the journal before a person is asked in a task."""
         notes: dict[str, Any] = {}
-        for place in self._places(task_id):
-            notes |= self._notes(place, None)
+        for at in self._asked_in(task_id):
+            notes |= self._notes(at, None)
         return notes
 
-    def _notes(self, place: str, tool: str | None) -> dict[str, Any]:
+    def _notes(self, at: str, tool: str | None) -> dict[str, Any]:
         left, notes = [], dict[str, Any]()
-        for asked in self._asked.get(place, ()):
+        for asked in self._asked.get(at, ()):
             match asked.state:
                 case "answered" if encoded(asked.answer) is not None:
-                    notes |= self._note(place, asked.digest(), asked.answer, tool)
+                    notes |= self._note(at, asked.task, asked.digest(), asked.answer, tool)
                 case "asked":
-                    notes |= self._note(place, asked.digest(), None, tool)
+                    notes |= self._note(at, asked.task, asked.digest(), None, tool)
                     left.append(asked)
                 case "failed":
                     pass
                 case _:
-                    self.lost.add(place.partition("\n")[0])
-        self._asked[place] = left
+                    self._lose(at, asked.task)
+        self._asked[at] = left
         return notes
 
-    def _note(self, place: str, asked: str | None, answer: AIMessage | None, tool: str | None) -> dict[str, Any]:
+    def _note(
+        self, at: str, task: str, asked: str | None, answer: AIMessage | None, tool: str | None
+    ) -> dict[str, Any]:
         self._number += 1
         note = _Note(
             order=[*self._lease, self._number],
-            place=place,
+            place=at,
             asked=asked,
             answer=None if answer is None else encoded(answer),
             id=None if answer is None else answer.id,
             tool=tool,
         )
-        self._stored[place].append(note)
+        self._stored[at].append((task, note))
         return {f"{ANSWER}{'.'.join(map(str, note['order']))}": note}
 
     def returned(self, task_id: str) -> None:
         """Forget what was seen in a task that is not entered again."""
-        for place in self._places(task_id):
-            del self._asked[place]
+        for at in self._asked_in(task_id):
+            del self._asked[at]
 
-    def _places(self, task_id: str) -> list[str]:
-        return [place for place in self._asked if place.partition("\n")[0].endswith(f":{task_id}")]
+    def _asked_in(self, task_id: str) -> list[str]:
+        return [at for at in self._asked if _place(at).endswith(f":{task_id}")]
+
+
+def cannot_say_again(tool: str) -> RunFailed:
+    """Return the failure of a run whose code would ask a model again after a tool had begun for what it had said."""
+    return RunFailed(
+        "cannot_recover",
+        f"a node of the graph runs tools and the model by itself, and the tool {tool!r} had started there: the model could "
+        "ask for it again in other words. Use a ToolNode, or send a new message",
+    )
 
 
 def _taken(left: list[_Note], digest: str) -> AIMessage | None:
@@ -201,12 +247,16 @@ def _taken(left: list[_Note], digest: str) -> AIMessage | None:
     return None
 
 
-def _around(task: str) -> str:
+def _around(place: str) -> str:
     """Tell what the code of a node asks from what the tools that it calls ask."""
     try:
-        return f"{task}\n{current_tool_call().idempotency_key}"
+        return f"{place}\n{current_tool_call().idempotency_key}"
     except LookupError:
-        return task
+        return place
+
+
+def _place(at: str) -> str:
+    return at.partition("\n")[0]
 
 
 def _told(message: BaseMessage) -> list[Any]:

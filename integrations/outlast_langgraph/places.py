@@ -9,10 +9,8 @@ from collections.abc import Collection
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langgraph.runtime import get_runtime
 
 from outlast.adapters.journal import ToolCall
-from outlast.adapters.run import Place
 
 
 def within(config: RunnableConfig | None) -> RunnableConfig:
@@ -21,15 +19,6 @@ def within(config: RunnableConfig | None) -> RunnableConfig:
     metadata = {**around.get("metadata", {}), **given.get("metadata", {})}
     configurable = {**around.get("configurable", {}), **given.get("configurable", {})}
     return {**given, "metadata": metadata, "configurable": configurable}
-
-
-def place(steady: Collection[str], config: RunnableConfig) -> Place:
-    """Return where code runs, and in which entry of this attempt. `steady` names the graphs that keep their state."""
-    try:
-        entry = getattr(get_runtime().execution_info, "node_attempt", 1)
-    except (RuntimeError, KeyError):
-        entry = 1
-    return Place(task(steady, namespace(config)), entry)
 
 
 def namespace(config: RunnableConfig) -> str:

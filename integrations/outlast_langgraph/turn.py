@@ -26,8 +26,8 @@ from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.jsontext import decode, fingerprint
 from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
-from outlast_langgraph import asking, places, seams
-from outlast_langgraph.answers import ANSWER
+from outlast_langgraph import asking, seams
+from outlast_langgraph.answers import ANSWER, cannot_say_again
 from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph
 from outlast_langgraph.messages import (
     INTERNAL,
@@ -90,7 +90,7 @@ class LangGraphTurn:
         }
 
     def _place(self) -> Place:
-        return places.place(self._observer.steady, get_config())
+        return self._observer.place(get_config())
 
     # What the history says ------------------------------------------------------------------------------------------
 
@@ -351,11 +351,7 @@ class LangGraphTurn:
             if row.key.startswith(LOOP) and (again := await self._cut_off_loop(row, entered)) is not None:
                 ran = [one.name for one in lost if one.key.startswith(f"{TASK}{again}:")]
                 if ran:
-                    raise RunFailed(
-                        "cannot_recover",
-                        f"a node of the graph runs tools and the model by itself, and the tool {ran[-1]!r} had started "
-                        "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
-                    )
+                    raise cannot_say_again(ran[-1])
         unknown = [
             row
             for row in lost
