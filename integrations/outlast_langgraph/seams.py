@@ -20,10 +20,10 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
-from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN
+from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN, TASKS
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._scratchpad import PregelScratchpad
-from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.func import _TaskFunction
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
@@ -32,7 +32,7 @@ from langgraph.pregel import Pregel, _runner
 from langgraph.pregel._loop import AsyncPregelLoop, PregelLoop, SyncPregelLoop
 from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
-from langgraph.types import PregelExecutableTask
+from langgraph.types import PregelExecutableTask, Send
 
 from outlast.adapters.journal import ToolCall
 from outlast.adapters.run import Run
@@ -57,6 +57,7 @@ PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
 _LOOP_FIELD = "_checkpointer_put_after_previous"
 _LOOP_FUTURE = "_put_checkpoint_fut"
 _SCRATCHPAD_FIELDS = ("call_counter", "subgraph_counter")
+_BRANCH, _JOIN = "branch:to:", "join:"
 _RUNNERS = ("run_with_retry", "arun_with_retry")
 
 _MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
@@ -621,11 +622,41 @@ def _sync_execution(node: ToolNode) -> Handler:
 
 def nodes_at(graph: Pregel[Any, Any, Any, Any], namespace: str) -> Mapping[str, PregelNode]:
     """Return the nodes of the graph, or of the subgraph whose checkpoints have a namespace."""
+    return _graph_at(graph, namespace).nodes
+
+
+def missing_node(graph: Pregel[Any, Any, Any, Any], namespace: str, found: CheckpointTuple) -> str | None:
+    """Return the name of a node at which a graph is to go on from a checkpoint, and that it does not have.
+
+    LangGraph takes a checkpoint that says so for one of a run that is over.
+    """
+    graph = _graph_at(graph, namespace)
+    written = [(channel, value) for _, channel, value in found.pending_writes or ()]
+    for channel, value in [*found.checkpoint["channel_values"].items(), *written]:
+        if channel == TASKS:
+            names = [one.node for one in (value if isinstance(value, list) else [value]) if isinstance(one, Send)]
+        elif channel not in graph.channels and (
+            channel.startswith(_BRANCH) or (channel.startswith(_JOIN) and _has_begun(value))
+        ):
+            names = [channel.rpartition(":")[2]]
+        else:
+            continue
+        if missing := [name for name in names if channel != TASKS or name not in graph.nodes]:
+            return missing[0]
+    return None
+
+
+def _has_begun(joined: Any) -> bool:
+    """Say whether one of the nodes that a join waits for is done."""
+    return bool(joined[0] if isinstance(joined, tuple) else joined)
+
+
+def _graph_at(graph: Pregel[Any, Any, Any, Any], namespace: str) -> Pregel[Any, Any, Any, Any]:
     for part in filter(None, namespace.split("|")):
         name = part.split(":")[0]
         bound = graph.nodes[name].bound
         graph = bound if isinstance(bound, Pregel) else next(iter(_graphs(graph.nodes[name].subgraphs)))
-    return graph.nodes
+    return graph
 
 
 def _graphs(found: Iterable[object] | None) -> Iterator[Pregel[Any, Any, Any, Any]]:
