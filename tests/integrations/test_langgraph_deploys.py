@@ -150,7 +150,7 @@ def test_review_is_never_left_out(harness: KillHarness, tmp_path: Path, way: str
     for number, place in enumerate(harness.trace(talk, {**at, "version": "old"})[::every]):
         (folder := tmp_path / str(number)).mkdir()
         at = {"way": way, "url": f"sqlite:///{folder}/state.db", "folder": str(folder)}
-        if harness.run(talk, {**at, "version": "old"}, kill=place).killed:
+        if harness.start(talk, {**at, "version": "old"}, kill=place).wait().killed:
             ended, _ = harness.run(talk, {**at, "version": "renamed"}).result
             assert ended in ("reviewed", f"cannot_recover: {ended.partition(': ')[2]}"), (place, ended)
             assert EffectsLog(folder / "effects").read().count("reviewed") <= 1, place
