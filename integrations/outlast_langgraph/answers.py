@@ -35,6 +35,10 @@ IS_SEEN: ContextVar[bool] = ContextVar("outlast_langgraph_answer_is_seen", defau
 """Set while a model is called whose answer is kept here."""
 
 
+class ModelFailed(RuntimeError):
+    """The model had failed when the same was asked before, and the code had gone on with another answer."""
+
+
 @dataclass(eq=False, slots=True)
 class Asked:
     """One call of a model. While its answer is streamed, or is left half streamed, it may be acted on already."""
@@ -45,6 +49,9 @@ class Asked:
     options: Mapping[str, Any]
     state: Literal["asked", "streaming", "failed", "answered"] = "asked"
     answer: AIMessage | None = None
+    kept: Any = None
+    """The answer, encoded when it was given, for the code may change it; None where it cannot be."""
+    failure: str | None = None
     _streamed: AIMessageChunk | None = None
 
     @contextmanager
@@ -53,14 +60,16 @@ class Asked:
         token = IS_SEEN.set(True)
         try:
             yield
-        except BaseException:
-            self.state = "failed"
+        except BaseException as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            if self._streamed is None:
+                self.state = "failed"
             raise
         finally:
             IS_SEEN.reset(token)
 
     def answered(self, answer: AIMessage) -> None:
-        self.answer, self.state = answer, "answered"
+        self.answer, self.kept, self.state = answer, encoded(answer), "answered"
 
     def came(self, piece: AIMessageChunk | None) -> None:
         """Take the next piece of a streamed answer; None ends it."""
@@ -89,7 +98,9 @@ class _Note(TypedDict):
     asked: str | None
     """The digest of what was asked; None for a note of the tool alone."""
     answer: Any
-    """Encoded; None where there was none yet."""
+    """Encoded; None where there was none yet, or the model failed."""
+    failure: str | None
+    """How the model failed, where the code went on with another answer; empty where it had asked the same again."""
     id: str | None
     tool: str | None
     """The tool that was about to begin; None for a question to a person."""
@@ -134,6 +145,9 @@ class ModelAnswers:
         """
         stored = {at: notes for at, notes in self._stored.items() if _place(at) == place}
         if self.entries.enter(place, task, stored):
+            for at, asked in self._asked.items():
+                if _place(at) == place:
+                    asked[:] = [one for one in asked if not is_within(one.task, task)]
             for lost in [lost for at, lost in self._lost.items() if _place(at) == place]:
                 began = [call for by, call in lost.tools if is_within(by, task) and not self._journal.has_raised(call)]
                 if began and any(is_within(by, task) for by in lost.models):
@@ -142,7 +156,7 @@ class ModelAnswers:
     def ask(self, place: str, task: str, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Asked:
         """Note that a model is called; the answer is there already if it was stored.
 
-        Raises RunFailed (`cannot_recover`) when the code asks something else than before a tool had begun.
+        Raises ModelFailed where the model had failed, and RunFailed (`cannot_recover`) when the code asks something else than before a tool had begun.
         """
         asked = Asked(_around(place), task, [*messages], options)
         left = self.entries.at(place, task).left.get(asked.at)
@@ -165,7 +179,7 @@ class ModelAnswers:
         at = _around(place)
         notes = self._notes(at, call.name)
         if (stored := self._stored.get(at)) and all(note["tool"] is None for _, note in stored):
-            notes |= self._note(at, task, None, None, call.name)
+            notes |= self._note(at, task, None, call.name)
         lost = self._lost.get(at)
         if lost is None:
             return notes, False
@@ -181,31 +195,34 @@ class ModelAnswers:
         return notes
 
     def _notes(self, at: str, tool: str | None) -> dict[str, Any]:
-        left, notes = [], dict[str, Any]()
-        for asked in self._asked.get(at, ()):
+        left, notes, here = list[Asked](), dict[str, Any](), self._asked.get(at, [])
+        for number, asked in enumerate(here):
+            later = [one.digest() for one in here[number + 1 :] if one.state == "answered"]
+            if asked.failure is not None and asked.digest() in later:
+                asked.state, asked.failure = "failed", ""
             match asked.state:
-                case "answered" if encoded(asked.answer) is not None:
-                    notes |= self._note(at, asked.task, asked.digest(), asked.answer, tool)
+                case "answered" if asked.kept is not None:
+                    notes |= self._note(at, asked.task, asked, tool)
                 case "asked":
-                    notes |= self._note(at, asked.task, asked.digest(), None, tool)
+                    notes |= self._note(at, asked.task, asked, tool)
                     left.append(asked)
                 case "failed":
-                    pass
+                    # With no answer after it there is nothing that the code had for it, and it may ask again.
+                    notes |= self._note(at, asked.task, asked, tool) if later else {}
                 case _:
                     self._lose(at, asked.task)
         self._asked[at] = left
         return notes
 
-    def _note(
-        self, at: str, task: str, asked: str | None, answer: AIMessage | None, tool: str | None
-    ) -> dict[str, Any]:
+    def _note(self, at: str, task: str, asked: Asked | None, tool: str | None) -> dict[str, Any]:
         self._number += 1
         note = _Note(
             order=[*self._lease, self._number],
             place=at,
-            asked=asked,
-            answer=None if answer is None else encoded(answer),
-            id=None if answer is None else answer.id,
+            asked=None if asked is None else asked.digest(),
+            answer=None if asked is None else asked.kept,
+            failure=None if asked is None else asked.failure,
+            id=None if asked is None or asked.answer is None else asked.answer.id,
             tool=tool,
         )
         self._stored[at].append((task, note))
@@ -233,18 +250,28 @@ def _taken(left: list[_Note], digest: str) -> AIMessage | None:
     """Take the answer to what is asked from those that are left; None where the model has to be asked."""
     same = [note for note in left if note["asked"] == digest]
     if same:
-        note = next((note for note in same if note["answer"] is not None), same[0])
+        # What tries again until it has an answer has it at once.
+        note = next((note for note in same if note["answer"] is not None or note["failure"]), same[0])
+        if note["failure"] == "":
+            raise _asks_otherwise(note["tool"])
         left.remove(note)
+        if note["failure"]:
+            raise ModelFailed(note["failure"])
         return None if note["answer"] is None else cast(AIMessage, decoded(note["answer"]))
     tool = next((note["tool"] for note in left if note["tool"] is not None), None)
     if tool is not None and any(note["answer"] is not None for note in left):
-        raise RunFailed(
-            "cannot_recover",
-            f"a node of the graph runs tools and the model by itself, the tool {tool!r} had started there, and now the "
-            "node asks the model something else than before: it could call the tool again in other words. Tell the model "
-            "the same each time, use a ToolNode, or send a new message",
-        )
+        raise _asks_otherwise(tool)
     return None
+
+
+def _asks_otherwise(tool: str | None) -> RunFailed:
+    what = "a person was asked" if tool is None else f"the tool {tool!r} had started"
+    return RunFailed(
+        "cannot_recover",
+        f"a node of the graph runs tools and the model by itself, {what} there, and now the node asks the model something "
+        "else than before: it could call the tool again in other words. Tell the model the same each time, use a ToolNode, "
+        "or send a new message",
+    )
 
 
 def _around(place: str) -> str:

@@ -22,8 +22,12 @@ def within(config: RunnableConfig | None) -> RunnableConfig:
 
 
 def namespace(config: RunnableConfig) -> str:
-    """Return the name of the task that code runs in, as LangGraph has it."""
-    return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
+    """Return the name of the task that code runs in, as LangGraph has it.
+
+    The steps of a pipe that was given metadata of its own have it among the other settings only.
+    """
+    found = (config.get("metadata") or {}).get("langgraph_checkpoint_ns")
+    return str(found or (config.get("configurable") or {}).get("checkpoint_ns") or "")
 
 
 def checkpoint(config: RunnableConfig, task: str) -> str:
