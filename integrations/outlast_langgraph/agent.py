@@ -13,6 +13,7 @@ from outlast.adapters.local import LocalStore
 from outlast.adapters.protocol import DurableAgent
 from outlast.adapters.run import Run
 from outlast.adapters.threads import Source
+from outlast.core.errors import AgentResumeError
 from outlast.core.records import Kind
 from outlast.core.resume import ResumeKind, ResumePoint
 from outlast_langgraph import asking
@@ -76,7 +77,13 @@ class LangGraphAgent(DurableAgent):
         snapshot = await self._state(history)
         if (waiting := await asking.awaited(history, snapshot.interrupts)) is not None:
             return waiting
-        point = self._wrapped.point(snapshot)
+        try:
+            point = self._wrapped.point(snapshot)
+        except AgentResumeError:
+            # In a graph that has changed a run can look as if it were over.
+            if await self._missing_node(history, snapshot) is None:
+                raise
+            return ResumePoint(ResumeKind.CALL_MODEL)
         # A question stays in the state until its task is done, also when the run that answered it failed.
         return ResumePoint(ResumeKind.CALL_MODEL) if point.kind is ResumeKind.AWAIT_APPROVAL else point
 
@@ -87,6 +94,10 @@ class LangGraphAgent(DurableAgent):
     async def _state(self, history: History) -> StateSnapshot:
         with reading(history):
             return await self._wrapped.state({"configurable": {"thread_id": history.thread}})
+
+    async def _missing_node(self, history: History, snapshot: StateSnapshot) -> str | None:
+        with reading(history):
+            return await self._wrapped.missing_node({"configurable": {"thread_id": history.thread}}, snapshot)
 
 
 def recognise(target: object) -> LangGraphAgent | None:

@@ -1,7 +1,7 @@
 """A compiled graph made durable: its guarded copy, its input, its state."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, cast, get_type_hints, is_typeddict
 
@@ -118,6 +118,14 @@ class WrappedGraph:
         writes = (found.pending_writes if found is not None else None) or []
         return {task for task, channel, _ in writes if channel == RETURN}
 
+    async def missing_node(self, config: RunnableConfig, snapshot: StateSnapshot) -> str | None:
+        """Return the name of a node at which the graph, or one in it, is to go on, and that it does not have."""
+        for at in deep(snapshot):
+            found = await self._at(config, namespace_of(at))
+            if found is not None and (missing := seams.missing_node(self.guarded, namespace_of(at), found)) is not None:
+                return missing
+        return None
+
     async def _at(self, config: RunnableConfig, namespace: str) -> CheckpointTuple | None:
         saver = self.guarded.checkpointer
         assert isinstance(saver, RunSaver)
@@ -199,6 +207,18 @@ def _fields(schema: Any) -> frozenset[str]:
     return (
         frozenset(field.name for field in fields(schema)) if is_dataclass(schema) else frozenset(get_type_hints(schema))
     )
+
+
+def namespace_of(snapshot: StateSnapshot) -> str:
+    return str(snapshot.config["configurable"].get("checkpoint_ns", ""))
+
+
+def deep(snapshot: StateSnapshot) -> Iterator[StateSnapshot]:
+    """Give the state of the graph, then those of its subgraphs."""
+    yield snapshot
+    for task in snapshot.tasks:
+        if isinstance(task.state, StateSnapshot):
+            yield from deep(task.state)
 
 
 def plain(value: Any) -> Any:

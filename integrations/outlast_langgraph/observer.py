@@ -13,13 +13,15 @@ from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 
 from outlast.adapters.events import Event, Message
 from outlast.adapters.journal import Outcome, ToolCall, finished
 from outlast.adapters.outputs import total
-from outlast.adapters.run import Run
+from outlast.adapters.run import Place, Run
 from outlast.core.errors import NotJSON
-from outlast_langgraph.answers import ModelAnswers
+from outlast_langgraph import places
+from outlast_langgraph.answers import IS_SEEN, ModelAnswers
 from outlast_langgraph.messages import stop_reason, told, tool_calls, usage_of
 
 
@@ -58,6 +60,30 @@ class Observer:
         self._known: set[str] = set()
         self._streams: list[_Stream] = []
         self._usages: list[Mapping[str, Any]] = []
+
+    def enter(self, config: RunnableConfig) -> None:
+        """Note that the code of a task is entered. Raises RunFailed (`cannot_recover`) where it cannot be entered again."""
+        task = places.namespace(config)
+        if places.is_called(config):
+            self.steady.add(task.rpartition("|")[0])
+        self.answers.enter(places.task(self.steady, task), task)
+
+    def leave(self, config: RunnableConfig) -> None:
+        """Note that the code of a task is done."""
+        task = places.namespace(config)
+        self.answers.entries.leave(places.task(self.steady, task), task)
+
+    def lose(self, metadata: dict[str, Any] | None = None) -> None:
+        """Note that a model is called, unless it is called for an answer that is kept."""
+        if not IS_SEEN.get():
+            task = places.namespace(places.within(RunnableConfig(metadata=metadata or {})))
+            self.answers.lose(places.task(self.steady, task), task)
+
+    def place(self, config: RunnableConfig) -> Place:
+        """Return where code runs, with what was counted there since it was entered."""
+        task = places.namespace(config)
+        place = places.task(self.steady, task)
+        return Place(place, self.answers.entries.at(place, task).counts)
 
     def loaded(self, namespace: str, values: Mapping[str, Any]) -> None:
         """A history was read: its messages are no news."""

@@ -9,10 +9,8 @@ from collections.abc import Collection
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langgraph.runtime import get_runtime
 
 from outlast.adapters.journal import ToolCall
-from outlast.adapters.run import Place
 
 
 def within(config: RunnableConfig | None) -> RunnableConfig:
@@ -23,18 +21,13 @@ def within(config: RunnableConfig | None) -> RunnableConfig:
     return {**given, "metadata": metadata, "configurable": configurable}
 
 
-def place(steady: Collection[str], config: RunnableConfig) -> Place:
-    """Return where code runs, and in which entry of this attempt. `steady` names the graphs that keep their state."""
-    try:
-        entry = getattr(get_runtime().execution_info, "node_attempt", 1)
-    except (RuntimeError, KeyError):
-        entry = 1
-    return Place(task(steady, namespace(config)), entry)
-
-
 def namespace(config: RunnableConfig) -> str:
-    """Return the name of the task that code runs in, as LangGraph has it."""
-    return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
+    """Return the name of the task that code runs in, as LangGraph has it.
+
+    The steps of a pipe that was given metadata of its own have it among the other settings only.
+    """
+    found = (config.get("metadata") or {}).get("langgraph_checkpoint_ns")
+    return str(found or (config.get("configurable") or {}).get("checkpoint_ns") or "")
 
 
 def checkpoint(config: RunnableConfig, task: str) -> str:

@@ -8,35 +8,38 @@ import concurrent.futures
 import copy
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import count
 from types import CodeType
 from typing import Any, cast
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables import RunnableConfig, RunnableSequence
+from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
-from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN
+from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, PREVIOUS, RETURN, TASKS
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._scratchpad import PregelScratchpad
-from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.func import _TaskFunction
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
-from langgraph.pregel import Pregel
+from langgraph.pregel import Pregel, _runner
 from langgraph.pregel._loop import AsyncPregelLoop, PregelLoop, SyncPregelLoop
 from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
+from langgraph.types import PregelExecutableTask, Send
 
 from outlast.adapters.journal import ToolCall
 from outlast.adapters.run import Run
 from outlast.core.errors import RunFailed
 from outlast_langgraph import places, saver, tools
 from outlast_langgraph.answers import IS_SEEN, Asked
+from outlast_langgraph.observer import Observer
 
 PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_func", "_afunc", "_execute_tool_sync")),
@@ -44,7 +47,8 @@ PINNED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (Pregel, ("copy", "aget_state", "aupdate_state", "astream")),
     (RunnableCallable, ("invoke", "ainvoke")),
     (BaseTool, ("run", "arun", "_filter_injected_args")),
-    (BaseChatModel, ("invoke", "ainvoke", "stream", "astream", "_convert_input")),
+    (BaseChatModel, ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "_convert_input")),
+    (BaseLLM, ("generate", "agenerate")),
 )
 PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (ToolNode, ("_wrap_tool_call", "_awrap_tool_call", "_messages_key")),
@@ -52,7 +56,9 @@ PINNED_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 _LOOP_FIELD = "_checkpointer_put_after_previous"
 _LOOP_FUTURE = "_put_checkpoint_fut"
-_SCRATCHPAD_FIELD = "subgraph_counter"
+_SCRATCHPAD_FIELDS = ("call_counter", "subgraph_counter")
+_BRANCH, _JOIN = "branch:to:", "join:"
+_RUNNERS = ("run_with_retry", "arun_with_retry")
 
 _MODELS = {("langchain.agents.factory", name) for name in ("model_node", "amodel_node")}
 """The functions of `create_agent` that call its model, by module and name."""
@@ -77,8 +83,10 @@ def check() -> None:
     missing += [
         f"{loop.__name__}.{_LOOP_FIELD}" for loop in (SyncPregelLoop, AsyncPregelLoop) if not hasattr(loop, _LOOP_FIELD)
     ]
-    if _SCRATCHPAD_FIELD not in PregelScratchpad.__dataclass_fields__:
-        missing.append(f"PregelScratchpad.{_SCRATCHPAD_FIELD}")
+    missing += [
+        f"PregelScratchpad.{name}" for name in _SCRATCHPAD_FIELDS if name not in PregelScratchpad.__dataclass_fields__
+    ]
+    missing += [name for name in _RUNNERS if not hasattr(_runner, name)]
     if saver.RETURN != RETURN:
         missing.append(f"channel {saver.RETURN}")
     missing += [f"channel {name}" for name in (saver.RESUME, saver.INTERRUPT) if name not in WRITES_IDX_MAP]
@@ -106,6 +114,7 @@ def instrument(
     The graph itself stays as it is, except that tool nodes and graphs which its functions hold are guarded in place:
     no copy can reach them. Without a run they behave as before.
     """
+    see_entries()
     see_models()
     see_tools()
     wait_for_nothing()
@@ -300,6 +309,69 @@ def _done_here() -> "asyncio.Future[None]":
     return future
 
 
+# Tasks, whenever they are entered ----------------------------------------------------------------------------------
+
+
+def see_entries() -> None:
+    """Have a run know of each entry into the code of a task; outside of runs tasks are as they were."""
+    for name in _RUNNERS:
+        if not getattr(original := getattr(_runner, name), _MARK, False):
+            setattr(_runner, name, _counted(original))
+
+
+def _counted(original: Callable[..., Any]) -> Any:
+    @wraps(original)
+    def run(task: PregelExecutableTask, *arguments: Any, **options: Any) -> Any:
+        observer = saver.observer_of(task.config)
+        if observer is not None:
+            task = replace(task, proc=cast(Runnable[Any, Any], _Entered(task, observer)))
+        return original(task, *arguments, **options)
+
+    setattr(run, _MARK, True)
+    return run
+
+
+class _Entered:
+    """Takes the place of what a task runs. In every entry its graphs and tasks have the same numbers, so that they go on.
+
+    LangGraph has them go on when a retry policy enters a task again, but counts further, and then does not find them.
+    """
+
+    def __init__(self, task: PregelExecutableTask, observer: Observer) -> None:
+        self._task, self._observer = task, observer
+
+    @contextmanager
+    def _entry(self, config: RunnableConfig) -> Iterator[RunnableConfig]:
+        try:
+            self._observer.enter(self._task.config)
+        except RunFailed as error:
+            raise saver.Stopped(error) from error
+        yield self._numbered(config)
+        self._observer.leave(self._task.config)
+
+    def _numbered(self, config: RunnableConfig) -> RunnableConfig:
+        configurable = config["configurable"]
+        again = replace(
+            configurable[CONFIG_KEY_SCRATCHPAD], call_counter=count().__next__, subgraph_counter=count().__next__
+        )
+        # Where LangGraph looks for the number of the next `@task`.
+        self._task.config["configurable"][CONFIG_KEY_SCRATCHPAD] = again
+        return cast(RunnableConfig, {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: again}})
+
+    def invoke(self, input: Any, config: RunnableConfig) -> Any:
+        with self._entry(config) as own:
+            return self._task.proc.invoke(input, own)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig) -> Any:
+        with self._entry(config) as own:
+            return await self._task.proc.ainvoke(input, own)
+
+    async def astream(self, input: Any, config: RunnableConfig) -> AsyncIterator[Any]:
+        with self._entry(config) as own:
+            async for piece in self._task.proc.astream(input, own):
+                yield piece
+
+
 # Models, wherever they are asked -----------------------------------------------------------------------------------
 
 
@@ -310,6 +382,21 @@ def see_models() -> None:
         BaseChatModel.ainvoke = _atold(BaseChatModel.ainvoke)  # type: ignore[method-assign]
         BaseChatModel.stream = _streamed(BaseChatModel.stream)  # type: ignore[method-assign]
         BaseChatModel.astream = _astreamed(BaseChatModel.astream)  # type: ignore[method-assign]
+        for kind in (BaseChatModel, BaseLLM):
+            kind.generate = _lost(kind.generate)  # type: ignore[method-assign]
+            kind.agenerate = _lost(kind.agenerate)  # type: ignore[method-assign]
+
+
+def _lost(original: Callable[..., Any]) -> Any:
+    """A model is reached that way too, by one with an `invoke` of its own; nobody hears of it where it hands on no callbacks."""
+
+    @wraps(original)
+    def generate(model: Any, /, *arguments: Any, **options: Any) -> Any:
+        if (observer := saver.observer_of(ensure_config())) is not None and places.namespace(ensure_config()):
+            observer.lose()
+        return original(model, *arguments, **options)
+
+    return generate
 
 
 def _ask(model: BaseChatModel, input: Any, config: RunnableConfig | None, options: Mapping[str, Any]) -> Asked | None:
@@ -318,10 +405,9 @@ def _ask(model: BaseChatModel, input: Any, config: RunnableConfig | None, option
     observer = saver.observer_of(config)
     if observer is None or IS_SEEN.get() or not places.namespace(config):
         return None
+    task, messages = places.namespace(config), model._convert_input(input).to_messages()
     try:
-        return observer.answers.ask(
-            places.place(observer.steady, config), model._convert_input(input).to_messages(), options
-        )
+        return observer.answers.ask(places.task(observer.steady, task), task, messages, options)
     except RunFailed as error:
         raise saver.Stopped(error) from error
 
@@ -518,7 +604,7 @@ def _async_wrapper(
 def _said_before(call: ToolCall, request: ToolCallRequest) -> dict[str, Any]:
     """Where a graph without checkpoints has the model and the tools, they are in one place."""
     observer = saver.observer_of(request.runtime.config)
-    return {} if observer is None else tools.said_before(observer, request.runtime.config, call.name)
+    return {} if observer is None else tools.said_before(observer, request.runtime.config, call)
 
 
 def _inner_state(run: Run, call: ToolCall, request: ToolCallRequest) -> tools.Again:
@@ -536,11 +622,41 @@ def _sync_execution(node: ToolNode) -> Handler:
 
 def nodes_at(graph: Pregel[Any, Any, Any, Any], namespace: str) -> Mapping[str, PregelNode]:
     """Return the nodes of the graph, or of the subgraph whose checkpoints have a namespace."""
+    return _graph_at(graph, namespace).nodes
+
+
+def missing_node(graph: Pregel[Any, Any, Any, Any], namespace: str, found: CheckpointTuple) -> str | None:
+    """Return the name of a node at which a graph is to go on from a checkpoint, and that it does not have.
+
+    LangGraph takes a checkpoint that says so for one of a run that is over.
+    """
+    graph = _graph_at(graph, namespace)
+    written = [(channel, value) for _, channel, value in found.pending_writes or ()]
+    for channel, value in [*found.checkpoint["channel_values"].items(), *written]:
+        if channel == TASKS:
+            names = [one.node for one in (value if isinstance(value, list) else [value]) if isinstance(one, Send)]
+        elif channel not in graph.channels and (
+            channel.startswith(_BRANCH) or (channel.startswith(_JOIN) and _has_begun(value))
+        ):
+            names = [channel.rpartition(":")[2]]
+        else:
+            continue
+        if missing := [name for name in names if channel != TASKS or name not in graph.nodes]:
+            return missing[0]
+    return None
+
+
+def _has_begun(joined: Any) -> bool:
+    """Say whether one of the nodes that a join waits for is done."""
+    return bool(joined[0] if isinstance(joined, tuple) else joined)
+
+
+def _graph_at(graph: Pregel[Any, Any, Any, Any], namespace: str) -> Pregel[Any, Any, Any, Any]:
     for part in filter(None, namespace.split("|")):
         name = part.split(":")[0]
         bound = graph.nodes[name].bound
         graph = bound if isinstance(bound, Pregel) else next(iter(_graphs(graph.nodes[name].subgraphs)))
-    return graph.nodes
+    return graph
 
 
 def _graphs(found: Iterable[object] | None) -> Iterator[Pregel[Any, Any, Any, Any]]:

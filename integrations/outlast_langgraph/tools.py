@@ -191,13 +191,13 @@ TASK, LOOP = "task:", "loop:"
 """Begin the keys of calls that are known by their place, and of notes that a model said there what is not kept."""
 
 
-def said_before(observer: Observer, config: RunnableConfig, tool: str) -> dict[str, Any]:
+def said_before(observer: Observer, config: RunnableConfig, call: ToolCall) -> dict[str, Any]:
     """Return what to note of models where a tool is about to begin, which may be the node that asked them."""
-    task = places.task(observer.steady, places.namespace(config))
-    notes = observer.answers.before_tool(task, tool)
-    if task in observer.answers.lost:
-        observer.answers.lost.discard(task)
-        notes[f"{LOOP}{places.checkpoint(config, task)}:{task}"] = None
+    task = places.namespace(config)
+    place = places.task(observer.steady, task)
+    notes, is_lost = observer.answers.before_tool(place, task, call)
+    if is_lost:
+        notes[f"{LOOP}{places.checkpoint(config, place)}:{place}"] = None
     return notes
 
 
@@ -209,9 +209,9 @@ class Called:
     ) -> None:
         self._observer, self._config = observer, config
         shown = if_json(arguments, repr(arguments))
-        place = places.place(observer.steady, config)
+        place = observer.place(config)
         what = f"{call_id or ''}:{name}:{fingerprint(shown)}"
-        self.call = ToolCall(f"{TASK}{place.name}:{what}:{observer.run.order(place, what)}", call_id, name, shown)
+        self.call = ToolCall(f"{TASK}{place.name}:{what}:{place.order(what)}", call_id, name, shown)
         observer.told.add(call_id)
 
     async def run(self, body: AsyncBody) -> Any:
@@ -230,7 +230,7 @@ class Called:
         return await has_inner_state(self._observer.run, self.call, self._config)
 
     def _said(self) -> dict[str, Any]:
-        return said_before(self._observer, self._config, self.call.name)
+        return said_before(self._observer, self._config, self.call)
 
 
 async def has_inner_state(run: Run, call: ToolCall, config: RunnableConfig) -> bool:

@@ -26,9 +26,9 @@ from outlast.core.errors import AgentResumeError, RunFailed
 from outlast.core.jsontext import decode, fingerprint
 from outlast.core.records import Call, CallState
 from outlast.core.resume import CONTINUE_TEXT, RETRY_TEXT, ResumeKind, ResumePoint
-from outlast_langgraph import asking, places, seams
-from outlast_langgraph.answers import ANSWER
-from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph
+from outlast_langgraph import asking, seams
+from outlast_langgraph.answers import ANSWER, cannot_say_again
+from outlast_langgraph.graph import Argument, GraphInput, WrappedGraph, deep, namespace_of
 from outlast_langgraph.messages import (
     INTERNAL,
     OpenCalls,
@@ -90,7 +90,7 @@ class LangGraphTurn:
         }
 
     def _place(self) -> Place:
-        return places.place(self._observer.steady, get_config())
+        return self._observer.place(get_config())
 
     # What the history says ------------------------------------------------------------------------------------------
 
@@ -105,16 +105,21 @@ class LangGraphTurn:
     @at_the_border
     async def result(self) -> Result | None:
         snapshot = await self._state()
-        return await self._result(snapshot) if self._is_over(snapshot) else None
+        return await self._result(snapshot) if await self._is_over(snapshot) else None
 
-    def _is_over(self, snapshot: StateSnapshot) -> bool:
+    async def _is_over(self, snapshot: StateSnapshot) -> bool:
         """`next` is empty also when the last step is written but not committed, or while calls are being closed."""
         if _invocation(snapshot) != self._id:
             return False
         if snapshot.interrupts:
             return True
-        ended = not snapshot.next and not snapshot.tasks
-        return ended and (snapshot.metadata or {}).get("source") == "loop"
+        ended = not snapshot.next and not snapshot.tasks and (snapshot.metadata or {}).get("source") == "loop"
+        return ended and await self._graph.missing_node(self._config, snapshot) is None
+
+    async def _refuse_missing(self, snapshot: StateSnapshot) -> None:
+        """Refuse to go on in a graph that has changed, and lacks the node whose turn it is."""
+        if (missing := await self._graph.missing_node(self._config, snapshot)) is not None:
+            raise _is_missing(missing)
 
     # Start ----------------------------------------------------------------------------------------------------------
 
@@ -155,6 +160,7 @@ class LangGraphTurn:
 
     async def _answer(self, snapshot: StateSnapshot, value: Any) -> Result:
         """Hand the answers of a person to the graph that waits for them."""
+        await self._refuse_missing(snapshot)
         interrupts = asking.interrupts_of(snapshot)
         if not interrupts or not (snapshot.interrupts or self._graph.has_breakpoints):
             raise RunFailed("nothing_to_answer", "this session does not wait for an answer")
@@ -170,6 +176,7 @@ class LangGraphTurn:
 
     @at_the_border
     async def go_on(self) -> Result:
+        await self._refuse_missing(await self._state())
         snapshot = await self._committed(await self._state())
         if snapshot.interrupts and await self._has_asked(snapshot):
             return await self._result(snapshot)
@@ -192,11 +199,12 @@ class LangGraphTurn:
         """
         if not self._observer.answering:
             return True
-        asking = [task for at in _deep(snapshot) for task in at.tasks if task.interrupts and not _is_cut_off(task)]
+        asking = [task for at in deep(snapshot) for task in at.tasks if task.interrupts and not _is_cut_off(task)]
         return all([await self._run.journal.was_used(asked_key(self._run, task.id)) for task in asking])
 
     @at_the_border
     async def resume(self) -> Result:
+        await self._refuse_missing(await self._state())
         snapshot = await self._committed(await self._state())
         if await asking.awaited(self._run.history, snapshot.interrupts) is not None:
             raise AgentResumeError("awaiting_approval")
@@ -239,7 +247,7 @@ class LangGraphTurn:
 
         Killed between the last task's writes and the step's checkpoint, a history shows open calls and no open task.
         """
-        for at in _deep(snapshot):
+        for at in deep(snapshot):
             if at.tasks and not at.next and at.values and self._open_of(at) is not None:
                 await self._graph.guarded.aupdate_state(self._at(at), None, as_node=END)
                 return await self._state()
@@ -252,24 +260,24 @@ class LangGraphTurn:
         `pending` calls, which did not begin, middleware that asks a person does so now.
         """
         found = []
-        for at in _deep(snapshot):
+        for at in deep(snapshot):
             if not _has_input_before_it(at) and (calls := self._open_of(at)) is not None:
                 if self._is_at_middleware(at) and all(call.key in pending for call in calls.calls):
                     continue
                 found.append((at, calls))
                 if not isinstance(self._input, Answers):
-                    asked = seams.asked_about_in_tools(seams.nodes_at(self._graph.guarded, _namespace(at)))
+                    asked = seams.asked_about_in_tools(seams.nodes_at(self._graph.guarded, namespace_of(at)))
                     ask = {call.key for call in calls.calls if call.name in asked}.intersection(pending)
                     self._run.journal.dead.update({call.key for call in calls.calls} - ask)
         return found
 
     def _is_at_middleware(self, at: StateSnapshot) -> bool:
-        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        nodes = seams.nodes_at(self._graph.guarded, namespace_of(at))
         open_nodes = [nodes.get(task.name) for task in at.tasks if not task.result]
         return bool(open_nodes) and all(map(seams.is_middleware, open_nodes))
 
     def _open_of(self, at: StateSnapshot) -> OpenCalls | None:
-        if self._graph.is_function and not _namespace(at):
+        if self._graph.is_function and not namespace_of(at):
             return None
         return open_calls(messages_of(at.values, self._key)) if at.values else None
 
@@ -278,7 +286,7 @@ class LangGraphTurn:
 
         One in which other graphs have a state is entered, so that they go on.
         """
-        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        nodes = seams.nodes_at(self._graph.guarded, namespace_of(at))
         open_tasks = [task for task in at.tasks if not task.result]
         return any(seams.answers_calls(nodes.get(task.name)) for task in open_tasks) or any(
             head.startswith(f"{_task_name(at, task)}|") or head == _task_name(at, task)
@@ -288,7 +296,7 @@ class LangGraphTurn:
 
     async def _answer_for(self, at: StateSnapshot, opened: OpenCalls, otherwise: Outcome = INTERRUPTED) -> None:
         """Write the answers in the name of the node that would have run the tools."""
-        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        nodes = seams.nodes_at(self._graph.guarded, namespace_of(at))
         name = next((name for name, node in nodes.items() if seams.holds_tool_node(node.bound)), None)
         if name is None:
             open_nodes = [task.name for task in at.tasks if not task.result]
@@ -327,7 +335,7 @@ class LangGraphTurn:
 
     def _is_proven(self, at: StateSnapshot) -> bool:
         """Say whether the tools of the open calls could run through the journal only."""
-        nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+        nodes = seams.nodes_at(self._graph.guarded, namespace_of(at))
         bodies = [nodes[task.name].bound for task in at.tasks if not task.result and task.name in nodes]
         return bool(bodies) and all(seams.holds_tool_node(body) for body in bodies)
 
@@ -337,25 +345,25 @@ class LangGraphTurn:
         self._observer.answers.load(rows)
         mine = [row for row in rows if row.invocation_number == self._run.context.lease[0]]
         known, entered = set[str](), set[str]()
-        for at in _deep(snapshot):
+        for at in deep(snapshot):
             known.update(message.id or "" for message in messages_of(at.values, self._key) if at.values)
             if self._open_of(at) is None or self._may_enter(at):
-                nodes = seams.nodes_at(self._graph.guarded, _namespace(at))
+                nodes = seams.nodes_at(self._graph.guarded, namespace_of(at))
                 entered.update(
                     _task_name(at, task)
                     for task in at.tasks
                     if not task.result and not seams.answers_calls_itself(nodes.get(task.name))
                 )
         lost = [row for row in mine if row.state in (CallState.STARTED, CallState.DONE) and _is_call(row)]
+        for row in lost:
+            node = row.key.removeprefix(TASK).partition(":")[0]
+            if self._graph.is_function and row.key.startswith(TASK) and node not in self._graph.guarded.nodes:
+                raise _is_missing(node)
         for row in rows:
             if row.key.startswith(LOOP) and (again := await self._cut_off_loop(row, entered)) is not None:
                 ran = [one.name for one in lost if one.key.startswith(f"{TASK}{again}:")]
                 if ran:
-                    raise RunFailed(
-                        "cannot_recover",
-                        f"a node of the graph runs tools and the model by itself, and the tool {ran[-1]!r} had started "
-                        "there: the model could ask for it again in other words. Use a ToolNode, or send a new message",
-                    )
+                    raise cannot_say_again(ran[-1])
         unknown = [
             row
             for row in lost
@@ -450,7 +458,7 @@ class LangGraphTurn:
             {
                 **self._config,
                 **({"metadata": {}} if closing else {}),
-                "configurable": {**self._config["configurable"], "checkpoint_ns": _namespace(snapshot)},
+                "configurable": {**self._config["configurable"], "checkpoint_ns": namespace_of(snapshot)},
             },
         )
 
@@ -496,7 +504,7 @@ class LangGraphTurn:
 
     def _last_said(self, snapshot: StateSnapshot) -> AIMessage | None:
         """Return the last that a model said in this turn, also in a subgraph that came to a halt."""
-        found = [self._of_this_turn(messages_of(at.values, self._key)) for at in _deep(snapshot) if at.values]
+        found = [self._of_this_turn(messages_of(at.values, self._key)) for at in deep(snapshot) if at.values]
         said = [message for messages in found for message in messages if isinstance(message, AIMessage)]
         return said[-1] if said else None
 
@@ -506,6 +514,13 @@ class LangGraphTurn:
         human = [index for index, message in enumerate(messages) if isinstance(message, HumanMessage)]
         start = (own or human or [-1])[-1]
         return list(messages[start + 1 :])
+
+
+def _is_missing(node: str) -> RunFailed:
+    return RunFailed(
+        "cannot_recover",
+        f"the run goes on at {node!r}, and the graph has no node of this name any more: give it one, or send a new message",
+    )
 
 
 def _invocation(snapshot: StateSnapshot) -> object:
@@ -520,7 +535,7 @@ def _limit(value: Any) -> RunnableConfig:
 
 def _task_name(at: StateSnapshot, task: PregelTask) -> str:
     """Name a task as its code does, which sees it in its config."""
-    above = _namespace(at)
+    above = namespace_of(at)
     return f"{above}|{task.name}:{task.id}" if above else f"{task.name}:{task.id}"
 
 
@@ -544,21 +559,9 @@ def _is_of(row: Call, call: ToolCall) -> bool:
     )
 
 
-def _namespace(snapshot: StateSnapshot) -> str:
-    return str(snapshot.config["configurable"].get("checkpoint_ns", ""))
-
-
 def _is_cut_off(task: PregelTask) -> bool:
     return isinstance(task.state, StateSnapshot) and not task.result
 
 
 def _has_input_before_it(snapshot: StateSnapshot) -> bool:
     return any(task.name == START and not task.result for task in snapshot.tasks)
-
-
-def _deep(snapshot: StateSnapshot) -> Iterator[StateSnapshot]:
-    """The state of the graph, then those of its subgraphs."""
-    yield snapshot
-    for task in snapshot.tasks:
-        if isinstance(task.state, StateSnapshot):
-            yield from _deep(task.state)

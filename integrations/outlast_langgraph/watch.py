@@ -6,7 +6,6 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.runnables import RunnableConfig
 
 from outlast_langgraph import places
-from outlast_langgraph.answers import IS_SEEN
 from outlast_langgraph.observer import Observer
 
 
@@ -22,23 +21,15 @@ class Watch(AsyncCallbackHandler):
     async def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[Any], *, metadata: dict[str, Any] | None = None, **details: Any
     ) -> None:
-        self._model(metadata)
+        self._observer.lose(metadata)
 
     async def on_llm_start(
         self, serialized: dict[str, Any], prompts: list[str], *, metadata: dict[str, Any] | None = None, **details: Any
     ) -> None:
-        self._model(metadata)
-
-    def _model(self, metadata: dict[str, Any] | None) -> None:
-        if not IS_SEEN.get():
-            config = places.within(RunnableConfig(metadata=metadata or {}))
-            self._observer.answers.lost.add(places.task(self._observer.steady, places.namespace(config)))
+        self._observer.lose(metadata)
 
     async def on_chain_start(
         self, serialized: dict[str, Any], inputs: Any, *, metadata: dict[str, Any] | None = None, **details: Any
     ) -> None:
-        config = RunnableConfig(metadata=metadata or {})
-        if places.is_called(config):
-            namespace = places.namespace(config)
-            self._observer.steady.add(namespace.rpartition("|")[0])
+        if places.is_called(RunnableConfig(metadata=metadata or {})):
             await self._observer.stored()

@@ -4,6 +4,7 @@ The model never says the same twice: asked again it would pay another amount, an
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -47,11 +48,15 @@ class World:
 
         return pay
 
-    def model(self, *after: Say | str, tool: str = "pay") -> ScriptedChatModel:
+    def script(self, *after: Say | str, tool: str = "pay") -> Script:
         amount = 1 + len(self.asked.read())
-        self.asked.append(tool)
         call = ScriptedCall(tool, {"amount": amount}, id=f"call_{amount}")
-        return ScriptedChatModel(script=Script(Say("I pay.", [call]), *(after or ["Done."])))
+        return Script(Say("I pay.", [call]), *(after or ["Done."]))
+
+    def model(self, *after: Say | str, tool: str = "pay") -> ScriptedChatModel:
+        script = self.script(*after, tool=tool)
+        self.asked.append(tool)
+        return ScriptedChatModel(script=script)
 
 
 def around(node: Any) -> Any:
@@ -176,6 +181,115 @@ def model_in_a_tool(world: World) -> Any:
     return around(node)
 
 
+def changing_the_answer(world: World) -> Any:
+    """The node pays ten more than the model said, and changes the answer for that."""
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        said: Any = await world.model().ainvoke(state["messages"])
+        said.tool_calls[0]["args"]["amount"] += 10
+        result = await pay.ainvoke(said.tool_calls[0])
+        world.reach("paid")
+        return {"messages": [said, result, AIMessage("Done.")]}
+
+    return around(node)
+
+
+def in_a_pipe(world: World) -> Any:
+    """The steps of a pipe with metadata of its own do not see what LangGraph says of the task."""
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        pipe = world.model() | (lambda said: said.tool_calls[0]["args"]) | pay
+        await pipe.with_config(metadata={"customer": "42"}).ainvoke(state["messages"])
+        world.reach("paid")
+        return {"messages": [AIMessage("Done.")]}
+
+    return around(node)
+
+
+class Unreliable(ScriptedChatModel):
+    is_down: bool
+
+    async def _astream(self, *arguments: Any, **options: Any) -> Any:
+        if self.is_down:
+            raise ConnectionError
+        async for chunk in super()._astream(*arguments, **options):
+            yield chunk
+
+
+def falling_back(world: World) -> Any:
+    """The two are asked with options of their own, and the first is there again after the crash."""
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        say = Script(Say("I pay.", [ScriptedCall("pay", {"amount": 100})]))
+        first = Unreliable(script=say, is_down=not world.effects.read()).bind(tools=["a"])
+        said: Any = await first.with_fallbacks([world.model().bind(tools=["b"])]).ainvoke("Pay.")
+        result = await pay.ainvoke(said.tool_calls[0])
+        world.reach("paid")
+        return {"messages": [said, result, AIMessage("Done.")]}
+
+    return around(node)
+
+
+def trying_again_until_answered(world: World) -> Any:
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        said: Any = None
+        while said is None:
+            with contextlib.suppress(ConnectionError):
+                model = Unreliable(script=world.script(), is_down=not world.asked.read())
+                world.asked.append("pay")
+                said = await model.ainvoke(state["messages"])
+        result = await pay.ainvoke(said.tool_calls[0])
+        world.reach("paid")
+        return {"messages": [said, result, AIMessage("Done.")]}
+
+    return around(node)
+
+
+def failing_before_the_tool(world: World) -> Any:
+    """The retry policy has the model asked again, and what it said then is what was done."""
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        said: Any = await world.model().ainvoke(state["messages"])
+        if not world.effects.read():
+            world.reach("failed")
+            raise ConnectionError
+        result = await pay.ainvoke(said.tool_calls[0])
+        world.reach("paid")
+        return {"messages": [said, result, AIMessage("Done.")]}
+
+    policy = RetryPolicy(initial_interval=0, jitter=False)
+    return StateGraph(MessagesState).add_node("node", node, retry_policy=policy).add_edge(START, "node").compile()
+
+
+class Breaking(ScriptedChatModel):
+    async def _astream(self, *arguments: Any, **options: Any) -> Any:
+        async for chunk in super()._astream(*arguments, **options):
+            yield chunk
+            if chunk.message.tool_call_chunks:  # type: ignore[attr-defined]
+                raise ConnectionError
+
+
+def acting_on_a_broken_stream(world: World) -> Any:
+    pay = world.pay()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        said: Any = None
+        with contextlib.suppress(ConnectionError):
+            async for chunk in Breaking(script=world.script()).astream(state["messages"]):
+                said = chunk if said is None else said + chunk
+        await pay.ainvoke(said.tool_calls[0])
+        world.reach("paid")
+        return {"messages": [AIMessage("Done.")]}
+
+    return around(node)
+
+
 def asking_a_person(world: World) -> Any:
     pay = world.pay()
 
@@ -222,12 +336,25 @@ def effects(where: dict[str, str]) -> list[str]:
     return EffectsLog(Path(where["folder"]) / "effects").read()
 
 
-@pytest.mark.parametrize("shape", ["paying", "with_metadata", "two_at_once", "model_in_a_tool"])
-@pytest.mark.parametrize("kill", ["pay 1", "paid"])
+FIRST = {
+    "paying": "pay 1",
+    "with_metadata": "pay 1",
+    "two_at_once": "pay 1",
+    "model_in_a_tool": "pay 2",
+    "changing_the_answer": "pay 11",
+    "in_a_pipe": "pay 1",
+    "falling_back": "pay 1",
+    "trying_again_until_answered": "pay 2",
+    "failing_before_the_tool": "pay 2",
+}
+
+
+@pytest.mark.parametrize("shape", FIRST)
+@pytest.mark.parametrize("kill", ["first", "paid"])
 def test_model_is_not_asked_again_where_a_tool_had_begun(
     harness: KillHarness, where: dict[str, str], shape: str, kill: str
 ) -> None:
-    kill = "pay 2" if (shape, kill) == ("model_in_a_tool", "pay 1") else kill
+    kill = FIRST[shape] if kill == "first" else kill
     assert harness.run(talk, {**where, "shape": shape, "message": "Pay.", "kill": kill}).killed
     assert harness.run(talk, {**where, "shape": shape}).result["status"] == "completed"
     assert len([effect for effect in effects(where) if effect.startswith("pay ")]) == 1
@@ -257,10 +384,11 @@ def test_node_that_asks_something_else_is_not_continued(harness: KillHarness, wh
     assert harness.run(talk, {**where, "message": "Again."}).result["status"] == "completed"
 
 
+@pytest.mark.parametrize("shape", ["acting_on_the_stream", "acting_on_a_broken_stream"])
 def test_node_that_acts_before_the_answer_is_whole_is_not_continued(
-    harness: KillHarness, where: dict[str, str]
+    harness: KillHarness, where: dict[str, str], shape: str
 ) -> None:
-    where["shape"] = "acting_on_the_stream"
+    where["shape"] = shape
     assert harness.run(talk, {**where, "message": "Pay.", "kill": "paid"}).killed
     assert harness.run(talk, where).result["error"]["code"] == "cannot_recover"
     assert effects(where) == ["pay 1", "paid"]

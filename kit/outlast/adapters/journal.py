@@ -188,6 +188,11 @@ class ToolJournal:
         row = await self._row(call)
         return None if row is None else row.state
 
+    def has_raised(self, call: ToolCall) -> bool:
+        """Say whether the body of a call ended in this attempt by raising, so that it may start again."""
+        row = self._rows.get(call.key)
+        return row is not None and row.state is CallState.FAILED and self.is_mine(row)
+
     async def close(self, call: ToolCall, *, proven: bool, otherwise: Outcome = INTERRUPTED) -> Outcome:
         """Answer a call without running anything, and return the answer; `otherwise` if nobody knows its outcome.
 

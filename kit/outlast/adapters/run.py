@@ -24,10 +24,15 @@ EFFECT = "effect:"
 
 
 class Place(NamedTuple):
-    """A place in the execution of a run. `name` is the same in every attempt; `entry` tells entries of one attempt apart."""
+    """A place in the execution of a run, by a name that every attempt gives it; `counts` are those of one entry into it."""
 
     name: str
-    entry: int = 1
+    counts: Counter[str]
+
+    def order(self, what: str) -> int:
+        """Count what happens at a place, from 1."""
+        self.counts[what] += 1
+        return self.counts[what]
 
 
 class Run:
@@ -42,20 +47,15 @@ class Run:
         """Digests of parts of checkpoints that this attempt read or stored. While it has the lease, nobody removes them."""
         self._heads: dict[str, Checkpoint] = {}
         self._changes = 0
-        self.place: Callable[[], Place] = lambda: Place(context.invocation_id)
+        whole = Place(context.invocation_id, Counter())
+        self.place: Callable[[], Place] = lambda: whole
         """Where the calling code runs, as the framework names it."""
-        self._counts: Counter[tuple[Place, str]] = Counter()
 
     def effect_key(self, name: str, arguments: str) -> str:
         """Name a side effect by where it happens, what it is of, and which of its kind it is there."""
         place = self.place()
         what = f"{name}:{hashlib.sha256(arguments.encode()).hexdigest()}"
-        return f"{EFFECT}{place.name}:{what}:{self.order(place, what)}"
-
-    def order(self, place: Place, what: str) -> int:
-        """Count what happens at a place, from 1 in each entry."""
-        self._counts[place, what] += 1
-        return self._counts[place, what]
+        return f"{EFFECT}{place.name}:{what}:{place.order(what)}"
 
     @classmethod
     async def of(cls, context: InvocationContext, *, rerun_safe: Collection[str] = ()) -> "Run":
