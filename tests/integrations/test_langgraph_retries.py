@@ -131,11 +131,17 @@ async def half_streamed(world: World, messages: list[Any]) -> Any:
             return said
 
 
+class WithAnObject(ScriptedChatModel):
+    async def _astream(self, *arguments: Any, **options: Any) -> Any:
+        async for chunk in super()._astream(*arguments, **options):
+            if chunk.message.tool_call_chunks:  # type: ignore[attr-defined]
+                chunk.message.additional_kwargs["raw"] = object()
+            yield chunk
+
+
 async def with_an_object(world: World, messages: list[Any]) -> Any:
     """What the model said has something in it that cannot be stored."""
-    said = await ScriptedChatModel(script=world.says()).ainvoke(messages)
-    said.additional_kwargs["raw"] = object()
-    return said
+    return await WithAnObject(script=world.says()).ainvoke(messages)
 
 
 def node(world: World) -> Any:
