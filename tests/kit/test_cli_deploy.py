@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+import yaml  # type: ignore[import-untyped]
+from check_jsonschema.builtin_schemas import get_builtin_schema  # type: ignore[import-untyped]
 
 from outlast.cli.rendering import Choices, Framework, render
-
-yaml = pytest.importorskip("yaml")
-jsonschema = pytest.importorskip("jsonschema")
 
 TOML = """[agent]
 name = "Desk"
@@ -44,12 +45,11 @@ def written(folder: Path) -> set[str]:
 
 
 def test_compose_is_valid_and_gives_a_worker_its_drain(project: Path, outlast: Outlast) -> None:
-    builtin = pytest.importorskip("check_jsonschema.builtin_schemas")
     outlast("deploy", "--to", "compose")
     text = (project / "compose.yaml").read_text()
     found = yaml.safe_load(text)
 
-    jsonschema.validate(found, builtin.get_builtin_schema("vendor.compose-spec"))
+    jsonschema.validate(found, get_builtin_schema("vendor.compose-spec"))
     agent = found["services"]["agent"]
     assert agent["command"][:2] == ["outlast", "serve"] and agent["command"][-2:] == ["--workers", "3"]
     assert agent["stop_grace_period"] == "135s"
@@ -58,14 +58,13 @@ def test_compose_is_valid_and_gives_a_worker_its_drain(project: Path, outlast: O
 
 
 def test_kubernetes_is_valid_and_gives_a_worker_its_drain(project: Path, outlast: Outlast) -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate")
     outlast("deploy", "--to", "kubernetes")
     found = {}
     for name in FILES["kubernetes"]:
         text = (project / name).read_text()
         assert "MY_" not in text and "my-agent" not in text and "sk-secret" not in text
         for one in yaml.safe_load_all(text):
-            kubernetes.validate(one, "1.32", strict=True)
+            kubernetes_validate.validate(one, "1.32", strict=True)
             found[one["kind"]] = one
     spec = found["Deployment"]["spec"]
     assert spec["replicas"] == 3
@@ -105,6 +104,6 @@ def test_the_image_of_a_new_project_runs_as_whom_kubernetes_says(tmp_path: Path,
     dockerfile = (tmp_path / "Dockerfile").read_text()
     assert "--uid 10001 agent" in dockerfile and "USER 10001" in dockerfile and ".[postgres]" in dockerfile
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
-    if hadolint is not None:
-        # DL3013: what is installed is the project, which pins by itself.
-        subprocess.run([hadolint, "--ignore", "DL3013", tmp_path / "Dockerfile"], check=True)
+    assert hadolint is not None
+    # DL3013: what is installed is the project, which pins by itself.
+    subprocess.run([hadolint, "--ignore", "DL3013", tmp_path / "Dockerfile"], check=True)
